@@ -1,0 +1,33 @@
+# Two commands on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+ENV := .venv
+RUN := $(ENV)/bin/python
+STAMP := $(ENV)/.installed
+
+.PHONY: demo test lint check-slow bench clean
+
+demo: $(STAMP)
+	$(ENV)/bin/firm demo --out demo
+
+test: lint
+	$(RUN) -m pytest
+
+lint: $(STAMP)
+	$(ENV)/bin/ruff check .
+	$(ENV)/bin/ruff format --check .
+	$(ENV)/bin/mypy
+
+check-slow: $(STAMP)
+	$(RUN) -m pytest -m slow
+
+bench: $(STAMP)
+	$(ENV)/bin/pip install -q -c constraints.txt -e ".[bench]"
+	for script in benchmarks/*.py; do $(RUN) $$script || exit 1; done
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(RUN) || $(PYTHON) -m venv $(ENV)
+	$(ENV)/bin/pip install -q -c constraints.txt -e ".[dev]"
+	touch $(STAMP)
+
+clean:
+	rm -rf $(ENV) demo bench-work .pytest_cache .mypy_cache .ruff_cache

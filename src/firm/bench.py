@@ -1,0 +1,134 @@
+"""Plan -> missing runs -> results: resumable, shareable between processes, one JSON file per run.
+
+A result file is named by what decided it, so a run that exists is never made twice, a table finds its runs,
+and several processes can work through one plan: each run is claimed by a file lock that dies with its owner.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import firm
+from firm.data import load
+from firm.evaluate import balanced_subset, evaluate
+from firm.fitting import task_of
+from firm.recipes.experiment import Experiment
+from firm.recipes.recipe import to_json
+from firm.runs import Run
+from firm.scores import SCORINGS, Scoring, with_k
+from firm.storage import write_atomically
+from firm.types import FirmError, OneClass
+
+PROBES = {"s_con k=1": SCORINGS["s_con"], "s_con k=5": with_k(SCORINGS["s_con"], 5)}
+FINAL: dict[str, Scoring] = {
+    f"{name} k={k}": with_k(SCORINGS[name], k)
+    for name in ("s_con", "s_con*", "s_shift", "s_shift*", "s_ens", "s_ens*")
+    for k in (1, 5)
+} | {name: SCORINGS[name] for name in ("s_proto", "kde")}
+
+
+def result_path(folder: Path, experiment: Experiment) -> Path:
+    return folder / f"{experiment.name}.json"
+
+
+def results(folder: Path, plan: list[Experiment]) -> list[dict[str, Any] | None]:
+    """The stored result of each experiment, None where it is missing."""
+    paths = [result_path(folder, experiment) for experiment in plan]
+    return [json.loads(path.read_text()) if path.exists() else None for path in paths]
+
+
+def run_missing(plan: list[Experiment], folder: Path, work: Path, *, device: str = "cpu") -> Iterator[str]:
+    """Make every run that has no result and that no other process is making; yields a line about each."""
+    for number, experiment in enumerate(plan, 1):
+        path = result_path(folder, experiment)
+        with _claim(work / experiment.name) as mine:
+            if not mine or path.exists():
+                continue
+            result = conduct(experiment, work / experiment.name, device=device)
+            write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
+        last = result["final"]["s_con k=1"]
+        yield f"{number}/{len(plan)} {experiment.name}: s_con k=1 {100 * last['value']:.1f}, {result['seconds']:.0f} s"
+
+
+def conduct(experiment: Experiment, work: Path, *, device: str = "cpu") -> dict[str, Any]:
+    """Train with probes, then score in every way; the work folder makes it resumable."""
+    started = time.process_time()
+    data = load(experiment.data)
+    task = task_of(experiment.recipe, data, seed=experiment.seed)
+    run = Run(experiment.recipe, task, device=device, folder=work)
+    every = max(1, task.steps // experiment.probes)
+    subset = balanced_subset(data.anomalous, experiment.test_images)
+    for progress in run:
+        if progress.step % every == 0 and progress.step + every <= task.steps:
+            run.history.write({"step": progress.step, "probe": _measure(run, data, subset, PROBES)})
+    final = _measure(run, data, subset, FINAL)
+    curve = [line["probe"] for line in run.history.lines if "probe" in line]
+    curve.append({name: final[name] for name in PROBES})
+    steps = [line["step"] for line in run.history.lines if "probe" in line] + [task.steps]
+    run.discard()
+    return {
+        "data": experiment.data,
+        "seed": experiment.seed,
+        "recipe": to_json(experiment.recipe),
+        "steps": task.steps,
+        "test_images": len(subset),
+        "inliers": len(data.train),
+        "probes": [{"step": step, **values} for step, values in zip(steps, curve, strict=True)],
+        "final": final,
+        "diagnostics": next(line for line in reversed(run.history.lines) if "loss" in line),
+        "seconds": round(time.process_time() - started, 1),
+        "resumed": run.resumed_at > 0,
+        "origin": origin(device),
+    }
+
+
+def origin(device: str) -> dict[str, Any]:
+    """Where a number comes from."""
+    return {
+        "firm": firm.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "device": device,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _measure(run: Run, data: OneClass, subset: torch.Tensor, scorings: dict[str, Scoring]) -> dict[str, Any]:
+    measured = evaluate(
+        run.state.network.encoder,
+        run.task.preprocessing,
+        references=data.train,
+        test=data.test[subset],
+        anomalous=data.anomalous[subset],
+        scorings=scorings,
+    )
+    return {name: {key: round(number, 5) for key, number in asdict(value).items()} for name, value in measured.items()}
+
+
+@contextmanager
+def _claim(work: Path) -> Iterator[bool]:
+    """True for the one process that may work here; the claim dies with its owner."""
+    work.mkdir(parents=True, exist_ok=True)
+    try:
+        handle = os.open(work / "claim", os.O_CREAT | os.O_RDWR)
+    except OSError as error:
+        raise FirmError(f"cannot write in {work}: {error.strerror}") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield True
+    except BlockingIOError:
+        yield False
+    finally:
+        os.close(handle)

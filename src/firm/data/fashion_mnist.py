@@ -1,0 +1,62 @@
+"""Fashion-MNIST from its official IDX files, gzipped or not."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from firm.data.download import SOURCES
+from firm.types import FirmError
+
+Split = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]  # images (n, 1, 28, 28), labels (n,)
+
+CLASSES = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot")
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fashion-mnist
+NAMES = tuple(f"{split}-{part}-ubyte" for split in ("train", "t10k") for part in ("images-idx3", "labels-idx1"))
+
+
+def read_fashion_mnist(places: Sequence[Path]) -> tuple[Split, Split]:
+    """The official train and test splits; images stay 28 x 28 with one channel."""
+    for place in (*places, DEBIAN):
+        files = [file for name in NAMES if (file := _find(place, name))]
+        if len(files) == len(NAMES):
+            return _split(files[0], files[1]), _split(files[2], files[3])
+    official = SOURCES["fashion-mnist"][0].url.rsplit("/", 1)[0]
+    raise FirmError(
+        f"fashion-mnist is not in {places[0]}; run `apt-get install dataset-fashion-mnist`, "
+        f"or download {', '.join(f'{name}.gz' for name in NAMES)} from {official}/ into that folder"
+    )
+
+
+def _find(place: Path, name: str) -> Path | None:
+    return next((file for file in (place / f"{name}.gz", place / name) if file.is_file()), None)
+
+
+def _split(image_file: Path, label_file: Path) -> Split:
+    images, labels = _read_idx(image_file, 3), _read_idx(label_file, 1)
+    if images.shape != (len(labels), 28, 28):
+        raise FirmError(
+            f"{image_file} has shape {images.shape}, not (n, 28, 28) for the {len(labels)} labels of {label_file}; "
+            "fetch both again"
+        )
+    if (labels >= len(CLASSES)).any():
+        raise FirmError(f"{label_file} holds label {labels.max()}, not only 0..9; fetch it again")
+    return images[:, None], labels.astype(np.int64)
+
+
+def _read_idx(file: Path, dimensions: int) -> npt.NDArray[np.uint8]:
+    """An IDX array of unsigned bytes: 0, 0, 8, the number of dimensions, each length as big-endian int32, the bytes."""
+    try:
+        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise FirmError(f"{file} is damaged ({error}); fetch it again") from error
+    start = 4 + 4 * dimensions
+    shape = tuple(np.frombuffer(content[4:start], dtype=">i4").tolist()) if len(content) >= start else ()
+    if content[:4] != bytes([0, 0, 8, dimensions]) or len(content) != start + np.prod(shape, dtype=np.int64):
+        raise FirmError(f"{file} is not a whole IDX file of {dimensions} dimensions of bytes; fetch it again")
+    return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)

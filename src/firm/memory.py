@@ -1,0 +1,45 @@
+"""The bank of normal embeddings and its nearest neighbours by cosine.
+
+The search is exact: a matrix product in chunks with a running top k. On one core it is several times faster than
+a flat faiss index at the sizes of this project (`benchmarks/neighbours.py` shows both).
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from firm.types import FirmError
+
+CHUNK = 2**24  # similarities held at once: 64 MB
+
+
+def unit(embeddings: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    """Embeddings scaled to length one; a zero vector stays zero."""
+    return F.normalize(embeddings.float(), dim=1, eps=1e-12)
+
+
+def nearest(
+    queries: Float[Tensor, "n d"], bank: Float[Tensor, "m d"], k: int, *, leave_one_out: bool = False
+) -> Float[Tensor, "n k"]:
+    """The k largest cosines of each query to the bank, both given as unit vectors, largest first.
+
+    `leave_one_out` is for queries that are the bank itself, in its order: none is its own neighbour.
+    """
+    available = len(bank) - leave_one_out
+    if not 1 <= k <= available:
+        raise FirmError(f"k = {k} neighbours cannot be found among {available} reference images; use a smaller k")
+    if not len(queries):
+        return queries.new_empty(0, k)
+    rows = max(1, CHUNK // len(bank))
+    parts = []
+    for begin in range(0, len(queries), rows):
+        cosines = queries[begin : begin + rows] @ bank.T
+        if leave_one_out:
+            here = torch.arange(len(cosines), device=cosines.device)
+            cosines[here, begin + here] = -torch.inf
+        # one maximum is cheaper than a top 1
+        parts.append(cosines.amax(1, keepdim=True) if k == 1 else cosines.topk(k, dim=1).values)
+    return torch.cat(parts)

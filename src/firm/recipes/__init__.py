@@ -1,0 +1,1 @@
+"""Experiments as values: the recipe, its presets, and the tables made of it."""

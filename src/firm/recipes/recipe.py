@@ -1,0 +1,181 @@
+"""Settings live in one value: a frozen Recipe, changed by path, written and read as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
+from typing import Any
+
+from firm.encoder import Encoder
+from firm.objective import POSITIVES
+from firm.outliers import OUTLIERS, Rotations
+from firm.scores import SCORES, SCORINGS, Knn, Scoring
+from firm.training import Training
+from firm.types import FirmError, OutlierSource, Score, Views
+from firm.views import VIEWS, Augment
+
+NORMALISE = ("published", "inliers", "half")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """An experiment as a value: everything but the images and the seed."""
+
+    positives: str = "firm"
+    outliers: OutlierSource = field(default_factory=Rotations)
+    views: Views = field(default_factory=Augment)
+    encoder: Encoder = field(default_factory=Encoder)
+    training: Training = field(default_factory=Training)
+    score: Scoring = field(default_factory=lambda: Scoring(by=Knn(k=1)))
+    size: int = 0  # side of the encoder's input; 0 is the data set's own
+    zoom: float = 1.125  # enlargement before the centre crop when testing
+    normalise: str = "published"  # statistics; where none are published, those of the inliers
+
+    def __post_init__(self) -> None:
+        if self.positives not in POSITIVES:
+            raise FirmError(f"no positive set {self.positives!r}; use one of {', '.join(POSITIVES)}")
+        if self.normalise not in NORMALISE:
+            raise FirmError(f"normalise is {self.normalise!r}; use one of {', '.join(NORMALISE)}")
+        if self.positives == "rot-supcon" and self.outliers.kinds < 2:
+            raise FirmError("rot-supcon needs several kinds of outliers and this source makes one; use supcon or firm")
+
+
+# where a field holds one of a family: the names a person may write, each a value of the family
+NAMED: dict[type, Mapping[str, Any]] = {
+    OutlierSource: OUTLIERS,
+    Views: VIEWS,
+    Score: SCORES,
+    Scoring: SCORINGS,
+}
+
+
+def change(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """A copy with values replaced by path: `{"training.batch": 16, "outliers": "cutpaste"}`."""
+    for path, value in changes.items():
+        recipe = _changed(recipe, path.split("."), value, path)
+    return recipe
+
+
+def parse_settings(settings: list[str]) -> dict[str, Any]:
+    """`path=value` as typed on a command line; the value is JSON where it parses as such, else text."""
+    changes: dict[str, Any] = {}
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        if not equals or not path:
+            raise FirmError(f"{setting!r} is not of the form path=value, for example training.epochs=20")
+        try:
+            changes[path] = json.loads(text)
+        except ValueError:
+            changes[path] = text
+    return changes
+
+
+def to_json(value: Any) -> Any:
+    """Settings as plain JSON values; a member of a family carries its kind."""
+    if is_dataclass(value) and not isinstance(value, type):
+        kind = {"kind": _kind(type(value))} if type(value) in _members() else {}
+        return kind | {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def from_json(data: Mapping[str, Any]) -> Recipe:
+    """The recipe a card holds; an unknown or ill-typed entry is named."""
+    return _read(Recipe, data, "recipe")
+
+
+def digest(recipe: Recipe, **further: Any) -> str:
+    """Names a training: the recipe less its score, which costs no training, and what else decides it.
+
+    Settings at their defaults are left out, so a setting added later does not rename the trainings before it.
+    """
+    content = {k: v for k, v in _sparse(recipe).items() if k != "score"}
+    text = json.dumps(content | further | {"format": 1}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _sparse(value: Any) -> Any:
+    """As `to_json`, without the fields that have their default."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return to_json(value)
+    kind = {"kind": _kind(type(value))} if type(value) in _members() else {}
+    given = [f.name for f in fields(value) if getattr(value, f.name) != _default(f)]
+    return kind | {name: _sparse(getattr(value, name)) for name in given}
+
+
+def _default(one: dataclasses.Field[Any]) -> Any:
+    return one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
+
+
+def _changed(owner: Any, path: list[str], value: Any, whole: str) -> Any:
+    names = [f.name for f in fields(owner)]
+    if path[0] not in names:
+        raise FirmError(f"no setting {whole!r}; {type(owner).__name__} has {', '.join(names)}")
+    if len(path) > 1:
+        inner = getattr(owner, path[0])
+        if not is_dataclass(inner):
+            raise FirmError(f"no setting {whole!r}; {path[0]} is a plain value")
+        value = _changed(inner, path[1:], value, whole)
+    return dataclasses.replace(owner, **{path[0]: _typed(_hints(owner.__class__)[path[0]], value, whole)})
+
+
+def _typed(hint: Any, value: Any, path: str) -> Any:
+    """The value as the field's type wants it, or a sentence saying what it wants."""
+    if hint in NAMED and isinstance(value, str):
+        if value not in NAMED[hint]:
+            raise FirmError(f"{path} is {value!r}; use one of {', '.join(NAMED[hint])}")
+        return NAMED[hint][value]
+    if hint in NAMED and isinstance(value, Mapping) and "kind" in value:
+        kinds = {_kind(member): member for member in _members()}
+        if value["kind"] not in kinds:
+            raise FirmError(f"{path} is of kind {value['kind']!r}, which this firm does not know")
+        return _read(kinds[value["kind"]], {k: v for k, v in value.items() if k != "kind"}, path)
+    if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, Mapping):
+        return _read(hint, value, path)
+    if typing.get_origin(hint) is tuple and isinstance(value, list | tuple):
+        return _tuple(typing.get_args(hint), value, path)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    wanted = hint if isinstance(hint, type) else object
+    plain = not (isinstance(value, bool) and hint in (int, float))
+    if hint in (OutlierSource, Views, Score):
+        wanted, plain = object, is_dataclass(value)
+    if not isinstance(value, wanted) or not plain:
+        raise FirmError(f"{path} is {value!r}; it must be of type {getattr(hint, '__name__', hint)}")
+    return value
+
+
+def _tuple(arguments: tuple[Any, ...], value: list[Any] | tuple[Any, ...], path: str) -> tuple[Any, ...]:
+    if arguments[-1] is Ellipsis:
+        arguments = (arguments[0],) * len(value)
+    if len(arguments) != len(value):
+        raise FirmError(f"{path} is {list(value)}; it must hold {len(arguments)} values")
+    return tuple(_typed(hint, item, path) for hint, item in zip(arguments, value, strict=True))
+
+
+def _read(kind: type, data: Mapping[str, Any], path: str) -> Any:
+    hints = _hints(kind)
+    unknown = set(data) - {f.name for f in fields(kind)}
+    if unknown:
+        raise FirmError(f"{path} has an unknown setting {sorted(unknown)[0]!r}; it has {', '.join(hints)}")
+    return kind(**{name: _typed(hints[name], value, f"{path}.{name}") for name, value in data.items()})
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return {name: hint for name, hint in typing.get_type_hints(kind).items() if not isinstance(hint, types.UnionType)}
+
+
+@cache
+def _members() -> frozenset[type]:
+    """Every class that stands in a family's field."""
+    return frozenset(type(value) for kind, table in NAMED.items() if kind is not Scoring for value in table.values())
+
+
+def _kind(member: type) -> str:
+    return member.__name__.lower()

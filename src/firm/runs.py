@@ -1,0 +1,162 @@
+"""A training with a folder of its own: checkpoints, a history, resume after any death, and a clean stop.
+
+run/
+  checkpoint.safetensors   network, momenta, step: always whole, at most one interval old
+  history.jsonl            one line per logged step or probe; lines beyond the checkpoint are dropped on resume
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from firm.encoder import Encoder
+from firm.objective import resting_loss
+from firm.recipes.recipe import Recipe, digest
+from firm.training import Progress, State, Task, load_checkpoint, save_checkpoint, start, train
+from firm.types import FirmError, Stopped
+
+CHECKPOINT = "checkpoint.safetensors"
+HISTORY = "history.jsonl"
+
+
+class History:
+    """JSON lines on disk; each is on its way to the disk when `write` returns."""
+
+    def __init__(self, path: Path | None, keep_until: int) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self._file = None
+        if path is None:
+            return
+        if path.exists():
+            self.lines = [line for line in _parsed(path) if line["step"] <= keep_until]
+        path.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
+        self._file = path.open("a")
+
+    def write(self, line: dict[str, Any]) -> None:
+        self.lines.append(line)
+        if self._file is not None:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+
+    def sync(self) -> None:
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+class Run:
+    """One training, resumable when it has a folder. Iterate over it; the state is there after each step."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        task: Task,
+        *,
+        device: torch.device | str = "cpu",
+        folder: Path | None = None,
+        checkpoint_seconds: float = 30.0,
+        log_every: int = 10,
+    ) -> None:
+        self.task, self.folder = task, folder
+        self.checkpoint_seconds, self.log_every = checkpoint_seconds, log_every
+        self.digest = digest(recipe, seed=task.seed, images=fingerprint(task.images))
+        self.state = resumed(recipe.encoder, task, device, folder, self.digest)
+        self.resumed_at = self.state.step
+        self.collapsed = False
+        self.history = History(None if folder is None else folder / HISTORY, self.state.step)
+
+    def __iter__(self) -> Iterator[Progress]:
+        saved_at, saved_step = time.monotonic(), self.state.step
+        with _asked_to_stop() as asked:
+            for progress in train(self.state, self.task):
+                if progress.step % self.log_every == 0 or progress.step == progress.steps:
+                    self._log(progress)
+                yield progress
+                due = time.monotonic() - saved_at >= self.checkpoint_seconds
+                if due or asked.is_set() or progress.step == progress.steps:
+                    self.save()
+                    saved_at, saved_step = time.monotonic(), progress.step
+                if asked.is_set():
+                    raise Stopped(f"stopped at step {saved_step} of {progress.steps}")
+        self.history.close()
+
+    def save(self) -> None:
+        """Checkpoint now; the history is on disk before the checkpoint that vouches for it."""
+        if self.folder is not None:
+            self.history.sync()
+            save_checkpoint(self.folder / CHECKPOINT, self.state, self.digest)
+
+    def discard(self) -> None:
+        """Remove the checkpoint of a run whose result is safe; the history stays."""
+        if self.folder is not None:
+            discard(self.folder)
+
+    def _log(self, progress: Progress) -> None:
+        loss = float(progress.loss)
+        if not math.isfinite(loss):
+            raise FirmError(f"the loss is {loss} at step {progress.step}; lower training.lr or raise the temperature")
+        found = progress.diagnose()
+        stuck = abs(loss - resting_loss(len(progress.z), self.task.training.layout)) < 1e-3
+        self.collapsed = found.collapsed or stuck
+        line = {"step": progress.step, "epoch": round(progress.epoch, 4), "lr": progress.lr, "loss": loss}
+        self.history.write(line | asdict(found) | {"collapsed": self.collapsed})
+
+
+def resumed(encoder: Encoder, task: Task, device: torch.device | str, folder: Path | None, name: str) -> State:
+    """A fresh state, or the one the folder's checkpoint holds."""
+    state = start(encoder, task.training, seed=task.seed, device=device)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / CHECKPOINT).exists():
+            load_checkpoint(folder / CHECKPOINT, state, name)
+    return state
+
+
+def discard(folder: Path) -> None:
+    """Remove the checkpoint in a run's folder."""
+    (folder / CHECKPOINT).unlink(missing_ok=True)
+
+
+def fingerprint(images: torch.Tensor) -> str:
+    """Names the images, so that a run is never resumed on others."""
+    shape = str(tuple(images.shape)).encode()
+    return hashlib.sha256(shape + images.contiguous().numpy().tobytes()).hexdigest()[:16]
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[threading.Event]:
+    """An event that SIGTERM sets. Signals belong to the main thread; elsewhere the event stays clear."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _parsed(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a history; a death may have cut the last one."""
+    for line in path.read_text().splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            return

@@ -1,0 +1,111 @@
+"""The core types: what flows between the stages, and the protocols every member of a family fits.
+
+One sign holds everywhere: a higher score is more anomalous.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Bool, Float, Int, UInt8
+from torch import Tensor
+
+INLIER = 0  # group 0 is normal; any other group is a kind of outlier
+
+
+class FirmError(Exception):
+    """A failure a person can mend: the message is one sentence naming the culprit and the fix."""
+
+
+class Stopped(Exception):
+    """The process was asked to end; what was done so far is safe on disk."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Mean and deviation per channel of pixels scaled to 0..1."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class OneClass:
+    """One normal class of a labelled data set: only inliers to learn from, everything to be tested on."""
+
+    name: str  # as a person writes it: "cifar10:bird"
+    train: UInt8[Tensor, "n c h w"]
+    test: UInt8[Tensor, "m c h w"]
+    anomalous: Bool[Tensor, " m"]
+    size: int  # the side at which the paper works on this data set
+    statistics: Statistics | None = None  # published ones; None: take those of the inliers
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A multiview batch: two views of one image share a source, and that is i+."""
+
+    images: Float[Tensor, "b c h w"]
+    source: Int[Tensor, " b"]
+    group: Int[Tensor, " b"]
+
+
+@dataclass(frozen=True)
+class Outliers:
+    """Synthetic outliers, the kind of each, and the pixels that were altered (None: the whole image)."""
+
+    images: UInt8[Tensor, "n c h w"]
+    group: Int[Tensor, " n"]
+    where: Bool[Tensor, "n h w"] | None = None
+
+
+class OutlierSource(Protocol):
+    """Inliers in, as many outliers out, each made from the inlier in its place (or replacing it)."""
+
+    @property
+    def per_inlier(self) -> int:
+        """How many outliers stand beside each inlier in an epoch."""
+        ...
+
+    @property
+    def kinds(self) -> int:
+        """How many groups the outliers fall into; Rot-SupCon needs more than one."""
+        ...
+
+    def __call__(
+        self,
+        inliers: UInt8[Tensor, "n c h w"],
+        *,
+        rng: torch.Generator,
+        copy: Int[Tensor, " n"] | None = None,
+    ) -> Outliers:
+        """`copy` in 0..per_inlier-1 says which of its outliers each inlier is to become; None draws it."""
+        ...
+
+
+class Views(Protocol):
+    """Images in, two independent views of each out: the positive pairs."""
+
+    def __call__(
+        self, images: UInt8[Tensor, "n c h w"], size: int, *, rng: torch.Generator
+    ) -> tuple[Float[Tensor, "n c size size"], Float[Tensor, "n c size size"]]: ...
+
+
+class PositiveSet(Protocol):
+    """P(i) as row i of a mask; the diagonal is always False."""
+
+    def __call__(self, source: Int[Tensor, " b"], group: Int[Tensor, " b"]) -> Bool[Tensor, "b b"]: ...
+
+
+class Scorer(Protocol):
+    """A score fitted to normal embeddings. Higher = more anomalous, always."""
+
+    def __call__(self, embeddings: Float[Tensor, "n d"]) -> Float[Tensor, " n"]: ...
+
+
+class Score(Protocol):
+    """The settings of a score; fitting returns the scorer."""
+
+    def fit(self, normal: Float[Tensor, "m d"]) -> Scorer: ...

@@ -1,0 +1,155 @@
+"""A batch is a function of seed and step; an epoch is one pass over every inlier and its outliers."""
+
+import contracts
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from firm.batching import make_batch, steps_per_epoch
+from firm.colour import Jitter
+from firm.images import Preprocessing
+from firm.outliers import CutPaste, Exposure, Rotations
+from firm.outliers.rotations import turned
+from firm.types import FirmError, Statistics
+from firm.views import VIEWS, Augment
+
+SIDE = 6
+CLEAN = Augment(crop=(1.0, 1.0), jitter=Jitter(probability=0), blur=0.0)  # a view is the image itself
+PIXELS = Preprocessing(SIDE)
+
+
+def composed(images, step, *, batch=8, seed=0, stratified=False, outliers=None, views=CLEAN, preprocessing=PIXELS):
+    return make_batch(
+        images,
+        outliers or Rotations(),
+        views,
+        preprocessing,
+        batch=batch,
+        stratified=stratified,
+        seed=seed,
+        step=step,
+    )
+
+
+def items_of(images, batch):
+    """Which (inlier, quarter turns) each first view shows."""
+    table = {
+        turned(images[i : i + 1], quarter).numpy().tobytes(): (i, quarter)
+        for i in range(len(images))
+        for quarter in range(4)
+    }
+    half = batch.images[: len(batch.images) // 2]
+    return [table[(image * 255).round().to(torch.uint8).numpy().tobytes()] for image in half]
+
+
+@settings(deadline=None, max_examples=20)
+@given(inliers=st.sampled_from([2, 6, 8]), batch=st.sampled_from([2, 4, 8]), seed=st.integers(0, 99), epoch=st.integers(0, 3))
+def test_an_epoch_shows_every_inlier_at_every_angle_once(inliers, batch, seed, epoch):
+    images = contracts.images_of(inliers, 3, SIDE)
+    steps = steps_per_epoch(inliers, 3, batch)
+    assert steps * batch == 4 * inliers
+    shown = []
+    for step in range(epoch * steps, (epoch + 1) * steps):
+        made = composed(images, step, batch=batch, seed=seed)
+        items = items_of(images, made)
+        assert [quarter for _, quarter in items] == made.group[:batch].tolist()
+        shown += items
+    assert sorted(shown) == [(i, quarter) for i in range(inliers) for quarter in range(4)]
+
+
+def test_the_incomplete_batch_is_dropped():
+    assert steps_per_epoch(5000, 3, 32) == 625
+    assert steps_per_epoch(2500, 3, 32) == 312
+    images = contracts.images_of(5, 3, SIDE)
+    shown = [item for step in range(2) for item in items_of(images, composed(images, step))]
+    assert len(shown) == len(set(shown)) == 16
+
+
+def test_epochs_are_shuffled_anew():
+    images = contracts.images_of(8, 3, SIDE)
+    first, second = (items_of(images, composed(images, step)) for step in (0, 4))
+    assert first != second
+
+
+def test_two_views_of_one_image_share_source_and_group():
+    images = contracts.images_of(8, 3, SIDE)
+    made = composed(images, 3)
+    assert made.images.shape == (16, 3, SIDE, SIDE)
+    assert made.source.tolist() == list(range(8)) * 2
+    assert torch.equal(made.group[:8], made.group[8:])
+    torch.testing.assert_close(made.images[:8], made.images[8:])  # the clean view shows the same image twice
+
+
+def same(one, other):
+    return all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("images", "source", "group"))
+
+
+@pytest.mark.parametrize("outliers", [Rotations(), CutPaste()])
+def test_a_batch_is_a_function_of_seed_and_step(outliers):
+    images = contracts.images_of(8, 3, SIDE)
+    before = images.clone()
+
+    def make(step, seed=0):
+        return composed(images, step, seed=seed, outliers=outliers, views=VIEWS["simclr"])
+
+    wanted = make(5)
+    make(0), make(9), make(2, seed=3)  # nothing is remembered
+    torch.manual_seed(4)
+    assert same(wanted, make(5))
+    assert not same(wanted, make(6))
+    assert not same(wanted, make(5, seed=1))
+    assert torch.equal(images, before)
+
+
+def test_a_quarter_of_the_items_are_inliers_in_expectation():
+    images = contracts.images_of(64, 3, SIDE)
+    counts = [int((composed(images, step, batch=32).group[:32] == 0).sum()) for step in range(8 * 12)]
+    assert np.mean(counts) == 8  # whole epochs: exactly a quarter
+    assert min(counts) < 8 < max(counts)
+
+
+@pytest.mark.parametrize(("batch", "normal"), [(8, 2), (32, 8), (10, 2), (3, 1)])
+def test_stratified_batches_have_the_same_number_of_inliers(batch, normal):
+    images = contracts.images_of(40, 3, SIDE)
+    shown = []
+    for step in range(steps_per_epoch(40, 3, batch)):
+        made = composed(images, step, batch=batch, stratified=True)
+        assert int((made.group[:batch] == 0).sum()) == normal
+        shown += items_of(images, made)
+    if 4 * normal == batch:
+        assert sorted(shown) == [(i, quarter) for i in range(40) for quarter in range(4)]
+
+
+def test_too_few_images_say_what_would_do():
+    message = r"3 good images with 3 outliers each make 12 items, fewer than one batch of 32; .*training\.batch=12 or less"
+    with pytest.raises(FirmError, match=message):
+        steps_per_epoch(3, 3, 32)
+    assert steps_per_epoch(3, 3, 12) == 1
+
+
+def test_images_are_normalised_as_the_preprocessing_says():
+    images = contracts.images_of(8, 3, SIDE)
+    statistics = Statistics((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+    raw = composed(images, 0).images
+    found = composed(images, 0, preprocessing=Preprocessing(SIDE, 1.0, statistics)).images
+    expected = (raw - torch.tensor([0.5, 0.4, 0.3]).view(3, 1, 1)) / torch.tensor([0.2, 0.3, 0.4]).view(3, 1, 1)
+    torch.testing.assert_close(found, expected)
+
+
+def test_colour_outliers_stand_beside_grey_inliers(tmp_path):
+    pool = np.random.default_rng(0).integers(0, 256, (20, SIDE, SIDE, 3), dtype=np.uint8)
+    np.save(tmp_path / "pool.npy", pool)
+    images = contracts.images_of(16, 1, SIDE)
+    source = Exposure(path=str(tmp_path / "pool.npy"))
+    for step in range(4):
+        made = composed(images, step, batch=16, outliers=source)
+        assert made.images.shape == (32, 3, SIDE, SIDE)
+        shown = (made.images * 255).round().to(torch.uint8)
+        is_grey = (shown == shown[:, :1]).flatten(1).all(1)
+        assert torch.equal(is_grey, made.group == 0)
+        outside = {image.tobytes() for image in pool.transpose(0, 3, 1, 2)}
+        assert all(image.numpy().tobytes() in outside for image in shown[made.group != 0])
+    made = composed(images, 0, batch=2, outliers=source, stratified=True)
+    assert made.group.tolist() == [0, 1] * 2

@@ -1,0 +1,165 @@
+"""Downloads against a real server on this machine: resumed, restarted, refused."""
+
+import hashlib
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from firm.data import download as module
+from firm.data.download import SOURCES, Remote, data_root, download, fetch
+from firm.types import FirmError
+
+CONTENT = bytes(range(256)) * 4096  # 1 MiB
+SHA256 = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
+MD5 = "md5:" + hashlib.md5(CONTENT).hexdigest()
+
+
+class Server(ThreadingHTTPServer):
+    """Serves `content` at every path but /missing; `asked` notes the Range of each request."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.content, self.ranges, self.cut, self.asked = CONTENT, True, None, []
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_port}/data.bin"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        content, asked = self.server.content, self.headers.get("Range")
+        self.server.asked.append(asked)
+        start = int(re.fullmatch(r"bytes=(\d+)-", asked)[1]) if asked and self.server.ranges else 0
+        if self.path == "/missing":
+            return self.send_error(404)
+        if asked and start >= len(content):
+            return self.send_error(416)
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        self.wfile.write(content[start : self.server.cut])
+        return None
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with Server() as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.mark.parametrize("checksum", [SHA256, MD5, SHA256[:7] + SHA256[7:].upper()])
+def test_a_proven_file_arrives_and_is_not_fetched_twice(server, tmp_path, checksum):
+    target = tmp_path / "new" / "folder" / "data.bin"
+    steps = []
+    assert download(server.url, target, checksum, progress=lambda *step: steps.append(step)) == target
+    assert target.read_bytes() == CONTENT
+    assert steps[-1] == (len(CONTENT), len(CONTENT))
+    download(server.url, target, checksum)
+    assert server.asked == [None]
+    assert [file.name for file in target.parent.iterdir()] == ["data.bin"]
+
+
+def test_an_interrupted_download_goes_on_where_it_ended(server, tmp_path):
+    target, part = tmp_path / "data.bin", tmp_path / "data.bin.part"
+    server.cut = 300_000
+    with pytest.raises(FirmError, match=r"300,000 of 1,048,576 bytes\); run it again"):
+        download(server.url, target, SHA256)
+    assert part.read_bytes() == CONTENT[:300_000]
+    assert not target.exists()
+    server.cut = None
+    steps = []
+    download(server.url, target, SHA256, progress=lambda *step: steps.append(step))
+    assert target.read_bytes() == CONTENT
+    assert server.asked == [None, "bytes=300000-"]
+    assert steps[-1] == (len(CONTENT), len(CONTENT))
+    assert not part.exists()
+
+
+def test_a_server_without_ranges_starts_over(server, tmp_path):
+    (tmp_path / "data.bin.part").write_bytes(CONTENT[:1000])
+    server.ranges = False
+    assert download(server.url, tmp_path / "data.bin", SHA256).read_bytes() == CONTENT
+    assert server.asked == ["bytes=1000-"]
+
+
+def test_a_whole_part_needs_no_network(server, tmp_path):
+    (tmp_path / "data.bin.part").write_bytes(CONTENT)
+    assert download(server.url, tmp_path / "data.bin", SHA256).read_bytes() == CONTENT
+    assert server.asked == []
+
+
+def test_a_part_longer_than_the_file_is_dropped(server, tmp_path):
+    (tmp_path / "data.bin.part").write_bytes(CONTENT + b"more")
+    assert download(server.url, tmp_path / "data.bin", SHA256).read_bytes() == CONTENT
+    assert server.asked == [f"bytes={len(CONTENT) + 4}-", None]
+
+
+@pytest.mark.parametrize("started", [b"", b"wrong from the start"])
+def test_wrong_content_is_refused_and_removed(server, tmp_path, started):
+    if started:
+        (tmp_path / "data.bin.part").write_bytes(started)
+    else:
+        server.content = CONTENT[:-1] + b"!"
+    with pytest.raises(FirmError, match="does not have the sum sha256:"):
+        download(server.url, tmp_path / "data.bin", SHA256)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_target_that_went_bad_is_replaced(server, tmp_path):
+    (tmp_path / "data.bin").write_bytes(b"bad")
+    assert download(server.url, tmp_path / "data.bin", SHA256).read_bytes() == CONTENT
+
+
+def test_failures_of_the_network_name_the_address(server, tmp_path):
+    missing = server.url.replace("data.bin", "missing")
+    with pytest.raises(FirmError, match=rf"{missing} could not be fetched \(Not Found\)"):
+        download(missing, tmp_path / "data.bin", SHA256)
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(FirmError, match=rf"{server.url} could not be fetched .*refused"):
+        download(server.url, tmp_path / "data.bin", SHA256)
+    assert not (tmp_path / "data.bin").exists()
+
+
+def test_what_is_no_web_address_or_sum_is_refused(tmp_path):
+    with pytest.raises(FirmError, match="use http"):
+        download("file:///etc/hostname", tmp_path / "data.bin", SHA256)
+    for checksum in ("abc", "crc32:00", "md5:"):
+        with pytest.raises(FirmError, match="write md5:HEX or sha256:HEX"):
+            download("http://127.0.0.1/", tmp_path / "data.bin", checksum)
+
+
+def test_fetch_puts_every_file_where_the_loader_looks(server, tmp_path, monkeypatch):
+    monkeypatch.setitem(module.SOURCES, "cifar10", (Remote(server.url, MD5),))
+    assert fetch("cifar10", tmp_path) == [tmp_path / "cifar10" / "data.bin"]
+    with pytest.raises(FirmError, match="only cifar10, cifar100-super, fashion-mnist"):
+        fetch("cats-vs-dogs", tmp_path)
+
+
+def test_every_source_has_a_sum_of_the_right_length():
+    for remotes in SOURCES.values():
+        for remote in remotes:
+            assert re.fullmatch(r"md5:[0-9a-f]{32}|sha256:[0-9a-f]{64}", remote.checksum)
+            assert remote.url.endswith(remote.name)
+
+
+def test_the_root_is_an_argument_then_the_environment_then_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("FIRM_DATA", "~/sets")
+    assert data_root(tmp_path / "here") == tmp_path / "here"
+    assert data_root() == tmp_path / "sets"
+    monkeypatch.delenv("FIRM_DATA")
+    assert data_root() == tmp_path / ".cache" / "firm"
