@@ -16,7 +16,7 @@ from firm.encoder import STEMS, Encoder, Head, Network, ResNet18, build, embed, 
 from firm.recipes.presets import AUTHORS, PAPER
 from firm.types import FirmError
 
-TINY = Encoder(width=4, head=Head(hidden=(16,), out=8))
+TINY = Encoder(width=8, head=Head(hidden=(16,), out=8))
 
 
 def norm_shapes(name, width):
@@ -119,9 +119,9 @@ def test_weights_come_from_the_rng_alone():
 
 def test_initialisation_is_kaiming_by_fan_out():
     network = build(Encoder(width=16, head=Head(hidden=(256,))), rng=contracts.generator())
-    conv = network.encoder.layer4[1].conv2.weight  # 128 x 128 x 3 x 3
+    conv = network.encoder.layer4[1].conv2.weight.detach()  # 128 x 128 x 3 x 3
     assert float(conv.std()) == pytest.approx((2 / (128 * 9)) ** 0.5, rel=0.02)
-    linear = network.head[0].weight  # 256 x 128
+    linear = network.head[0].weight.detach()  # 256 x 128
     assert float(linear.std()) == pytest.approx((2 / 256) ** 0.5, rel=0.02)
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -176,7 +176,7 @@ def test_embeddings_are_non_negative_and_made_in_evaluation_mode(tiny):
     images = torch.randn(6, 3, 16, 16, generator=contracts.generator())
     before = {name: value.clone() for name, value in tiny.state_dict().items()}
     features = embed(tiny.encoder, iter([images[:4], images[4:]]))
-    assert features.shape == (6, 32)
+    assert features.shape == (6, 64)
     assert features.dtype == torch.float32
     assert not features.requires_grad
     assert float(features.min()) >= 0
@@ -195,7 +195,7 @@ def test_an_embedding_does_not_depend_on_its_companions(tiny):
 
 
 def test_nothing_embeds_to_nothing(tiny):
-    assert embed(tiny.encoder, iter([])).shape == (0, 32)
+    assert embed(tiny.encoder, iter([])).shape == (0, 64)
 
 
 # --- weights of a published checkpoint ---
@@ -208,7 +208,7 @@ def stored(network, path, **changes):
 
 
 def test_a_checkpoint_comes_back_and_its_classifier_is_left_aside(tiny, tmp_path):
-    classifier = {"fc.weight": torch.randn(10, 32), "fc.bias": torch.randn(10)}
+    classifier = {"fc.weight": torch.randn(10, 64), "fc.bias": torch.randn(10)}
     path = stored(tiny, tmp_path / "weights.safetensors", **classifier)
     other = build(TINY, rng=contracts.generator(9))
     head = other.head[0].weight.clone()
@@ -224,8 +224,8 @@ def test_a_checkpoint_without_batch_counters_is_good(tiny, tmp_path):
 
 
 def test_a_checkpoint_of_another_shape_is_refused(tiny, tmp_path):
-    path = stored(tiny, tmp_path / "w.safetensors", **{"conv1.weight": torch.zeros(4, 3, 7, 7)})
-    message = r"w\.safetensors: conv1\.weight is \(4, 3, 7, 7\), the encoder wants \(4, 3, 3, 3\); set encoder\.width"
+    path = stored(tiny, tmp_path / "w.safetensors", **{"conv1.weight": torch.zeros(8, 3, 7, 7)})
+    message = r"w\.safetensors: conv1\.weight is \(8, 3, 7, 7\), the encoder wants \(8, 3, 3, 3\); set encoder\.width"
     with pytest.raises(FirmError, match=message):
         load_weights(tiny, path)
 

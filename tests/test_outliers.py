@@ -101,7 +101,7 @@ def test_a_missing_pool_is_named(tmp_path):
 # --- CutPaste ---
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(name=st.sampled_from(CUTPASTES), level=st.integers(0, 255), seed=st.integers(0, 2**32))
 def test_no_image_comes_back_unchanged(name, level, seed):
     """Not even a blank one, of which every piece looks alike."""
@@ -159,7 +159,7 @@ def test_plain_pieces_are_pieces_of_the_image():
 
 def test_scars_are_thin_and_turned():
     side = 256
-    made = CutPaste(variant="scar")(noise(100, side), rng=contracts.generator())
+    made = CutPaste(variant="scar")(noise(40, side), rng=contracts.generator())
     rows, columns, count = extents(made.where)
     diagonal = math.hypot(16, 25)
     assert float(torch.maximum(rows, columns).max()) <= diagonal + 2
@@ -190,7 +190,9 @@ def test_any_shape_of_image_will_do(height, width, variant):
 
 def test_pieces_reach_every_part_of_the_image():
     made = CutPaste(variant="plain")(noise(400, 16), rng=contracts.generator())
-    assert made.where.any(0).all()
+    reached = made.where.any(0)
+    assert reached.any(0).all()
+    assert reached.any(1).all()
 
 
 def test_kinds_and_variants():

@@ -1,7 +1,6 @@
 """Colour changes against Pillow and the standard library, crops and blur against loops, and what every view keeps."""
 
 import math
-from itertools import product
 
 import contracts
 import numpy as np
@@ -124,13 +123,14 @@ def test_jitter_is_the_four_changes_in_an_order_of_its_own_for_every_image():
     jitter = Jitter()
     found = jittered(images, jitter, rng=contracts.generator(5))
     for number, image in enumerate(images):
-        # four roundings to whole levels, the hue of a dark pixel magnified by the last of them
+        # Pillow rounds down to whole levels in each step, and the hue of a dark pixel magnifies that
         expected = replayed(image, number, jitter, 5, len(images))
-        assert (found[number] - expected).abs().mean() < LEVEL
+        assert (found[number] - expected).abs().mean() < 2 * LEVEL
         assert (found[number] - expected).abs().max() < 12 * LEVEL
 
 
-@pytest.mark.parametrize(("what", "limit"), product(("brightness", "contrast", "saturation"), (0.1, 0.4)))
+@pytest.mark.parametrize("what", ["brightness", "contrast", "saturation"])
+@pytest.mark.parametrize("limit", [0.1, 0.4])
 def test_factors_fill_the_range_and_stay_in_it(what, limit):
     """A factor is read back from the image: the change is linear in it."""
     n = 400
@@ -230,11 +230,10 @@ def test_fractions_are_uniform_in_area_or_side(by, crop_range):
 
 def test_places_are_uniform():
     top, left, tall, _ = seen_windows(Augment(), 2000, 64, 64)
-    free = 64 - tall
-    wide_enough = free > 8
     for low in (top, left):
-        place = (low / free)[wide_enough].sort().values
-        assert float((place - torch.linspace(0, 1, len(place))).abs().max()) < 0.06
+        within = torch.rand(len(low), generator=contracts.generator(1))  # whole pixels made continuous
+        place = ((low + within) / (64 - tall + 1)).sort().values
+        assert float((place - torch.linspace(0, 1, len(place))).abs().max()) < 0.045
 
 
 @pytest.mark.parametrize("flip", [0.0, 0.5, 1.0])

@@ -25,7 +25,7 @@ from firm.evaluate import balanced_subset, evaluate
 from firm.fitting import task_of
 from firm.recipes.experiment import Experiment
 from firm.recipes.recipe import to_json
-from firm.runs import Run
+from firm.runs import Run, discard
 from firm.scores import SCORINGS, Scoring, with_k
 from firm.storage import write_atomically
 from firm.types import FirmError, OneClass
@@ -57,6 +57,7 @@ def run_missing(plan: list[Experiment], folder: Path, work: Path, *, device: str
                 continue
             result = conduct(experiment, work / experiment.name, device=device)
             write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
+            discard(work / experiment.name)
         last = result["final"]["s_con k=1"]
         yield f"{number}/{len(plan)} {experiment.name}: s_con k=1 {100 * last['value']:.1f}, {result['seconds']:.0f} s"
 
@@ -67,16 +68,15 @@ def conduct(experiment: Experiment, work: Path, *, device: str = "cpu") -> dict[
     data = load(experiment.data)
     task = task_of(experiment.recipe, data, seed=experiment.seed)
     run = Run(experiment.recipe, task, device=device, folder=work)
-    every = max(1, task.steps // experiment.probes)
+    at = {task.steps * part // experiment.probes for part in range(1, experiment.probes)}
     subset = balanced_subset(data.anomalous, experiment.test_images)
     for progress in run:
-        if progress.step % every == 0 and progress.step + every <= task.steps:
+        if progress.step in at:
             run.history.write({"step": progress.step, "probe": _measure(run, data, subset, PROBES)})
     final = _measure(run, data, subset, FINAL)
     curve = [line["probe"] for line in run.history.lines if "probe" in line]
     curve.append({name: final[name] for name in PROBES})
     steps = [line["step"] for line in run.history.lines if "probe" in line] + [task.steps]
-    run.discard()
     return {
         "data": experiment.data,
         "seed": experiment.seed,
@@ -126,9 +126,14 @@ def _claim(work: Path) -> Iterator[bool]:
     except OSError as error:
         raise FirmError(f"cannot write in {work}: {error.strerror}") from error
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield True
-    except BlockingIOError:
-        yield False
+        yield _locked(handle)
     finally:
         os.close(handle)
+
+
+def _locked(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

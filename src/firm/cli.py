@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from firm.errors import FirmError, Stopped
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -55,6 +57,7 @@ def fit(
     threads: Threads = 0,
     holdout: Annotated[float, typer.Option(help="Part of the good images kept for the threshold.")] = 0.1,
     false_calls: Annotated[float, typer.Option(help="Wished rate of good images called anomalous.")] = 0.05,
+    checkpoint_seconds: Annotated[float, typer.Option(help="How much work an interruption may cost.")] = 30.0,
     as_json: AsJson = False,
 ) -> None:
     """Learn from good images and write a detector. Run again after an interruption: it goes on where it was."""
@@ -80,6 +83,7 @@ def fit(
             folder=folder,
             holdout=holdout,
             false_calls=false_calls,
+            checkpoint_seconds=checkpoint_seconds,
             on_progress=show,
         )
     detector.save(out)
@@ -132,7 +136,6 @@ def evaluate(model: Model, data: Data, device: Device = "cpu", threads: Threads 
     from firm.data import load
     from firm.detector import Detector
     from firm.metrics import auroc_interval
-    from firm.types import FirmError
 
     _settle(device, threads)
     detector = Detector.load(model, device=device)
@@ -183,7 +186,6 @@ def bench(
     from firm.bench import run_missing
     from firm.recipes.tables import TABLES, plan
     from firm.report.tables import report
-    from firm.types import FirmError
 
     _settle(device, threads)
     for name in table:
@@ -249,7 +251,6 @@ def demo(
 
 def main() -> None:
     """Run the command line; a failure a person can mend is one sentence and exit code 2."""
-    from firm.types import FirmError, Stopped
 
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_args, **_kwargs: _say(f"warning: {message}")
@@ -269,8 +270,6 @@ def main() -> None:
 def _settle(device: str, threads: int) -> None:
     import torch
 
-    from firm.types import FirmError
-
     if threads:
         torch.set_num_threads(threads)
     try:
@@ -283,7 +282,6 @@ def _settle(device: str, threads: int) -> None:
 def _recipe(preset: str, settings: list[str] | None) -> Recipe:
     from firm.recipes.presets import PRESETS
     from firm.recipes.recipe import change, parse_settings
-    from firm.types import FirmError
 
     if preset not in PRESETS:
         raise FirmError(f"no preset {preset!r}; use one of {', '.join(PRESETS)}")

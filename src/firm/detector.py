@@ -58,6 +58,7 @@ class Detector:
         folder: Path | None = None,
         holdout: float = 0.1,
         false_calls: float = 0.05,
+        checkpoint_seconds: float = 30.0,
         on_progress: Callable[[Progress, Run], None] | None = None,
     ) -> Detector:
         """Learn from good images; a part of them is held out of training and sets the threshold.
@@ -67,7 +68,13 @@ class Detector:
         data = good if isinstance(good, OneClass) else as_data(good)
         learn, held_out = split(len(data.train), holdout, seed=seed)
         part = OneClass(data.name, data.train[learn], data.test, data.anomalous, data.size, data.statistics)
-        run = Run(recipe, task_of(recipe, part, seed=seed), device=device, folder=folder)
+        run = Run(
+            recipe,
+            task_of(recipe, part, seed=seed),
+            device=device,
+            folder=folder,
+            checkpoint_seconds=checkpoint_seconds,
+        )
         for progress in run:
             if on_progress is not None:
                 on_progress(progress, run)

@@ -25,6 +25,7 @@ import torch
 from firm.encoder import Encoder
 from firm.objective import resting_loss
 from firm.recipes.recipe import Recipe, digest
+from firm.storage import write_atomically
 from firm.training import Progress, State, Task, load_checkpoint, save_checkpoint, start, train
 from firm.types import FirmError, Stopped
 
@@ -33,31 +34,27 @@ HISTORY = "history.jsonl"
 
 
 class History:
-    """JSON lines on disk; each is on its way to the disk when `write` returns."""
+    """JSON lines, kept in memory and, with a path, on disk: a line is in the file when `write` returns."""
 
     def __init__(self, path: Path | None, keep_until: int) -> None:
+        self.path = path
         self.lines: list[dict[str, Any]] = []
-        self._file = None
-        if path is None:
-            return
-        if path.exists():
-            self.lines = [line for line in _parsed(path) if line["step"] <= keep_until]
-        path.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
-        self._file = path.open("a")
+        if path is not None:
+            if path.exists():
+                self.lines = [line for line in _parsed(path) if line["step"] <= keep_until]
+            write_atomically(path, "".join(json.dumps(line) + "\n" for line in self.lines).encode())
 
     def write(self, line: dict[str, Any]) -> None:
         self.lines.append(line)
-        if self._file is not None:
-            self._file.write(json.dumps(line) + "\n")
-            self._file.flush()
+        if self.path is not None:
+            with self.path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
 
     def sync(self) -> None:
-        if self._file is not None:
-            os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        """Wait until the file is on the disk."""
+        if self.path is not None:
+            with self.path.open("a") as file:
+                os.fsync(file.fileno())
 
 
 class Run:
@@ -78,8 +75,8 @@ class Run:
         self.digest = digest(recipe, seed=task.seed, images=fingerprint(task.images))
         self.state = resumed(recipe.encoder, task, device, folder, self.digest)
         self.resumed_at = self.state.step
-        self.collapsed = False
         self.history = History(None if folder is None else folder / HISTORY, self.state.step)
+        self.collapsed = any(line.get("collapsed", False) for line in self.history.lines[-1:])
 
     def __iter__(self) -> Iterator[Progress]:
         saved_at, saved_step = time.monotonic(), self.state.step
@@ -94,18 +91,12 @@ class Run:
                     saved_at, saved_step = time.monotonic(), progress.step
                 if asked.is_set():
                     raise Stopped(f"stopped at step {saved_step} of {progress.steps}")
-        self.history.close()
 
     def save(self) -> None:
         """Checkpoint now; the history is on disk before the checkpoint that vouches for it."""
         if self.folder is not None:
             self.history.sync()
             save_checkpoint(self.folder / CHECKPOINT, self.state, self.digest)
-
-    def discard(self) -> None:
-        """Remove the checkpoint of a run whose result is safe; the history stays."""
-        if self.folder is not None:
-            discard(self.folder)
 
     def _log(self, progress: Progress) -> None:
         loss = float(progress.loss)
@@ -129,7 +120,7 @@ def resumed(encoder: Encoder, task: Task, device: torch.device | str, folder: Pa
 
 
 def discard(folder: Path) -> None:
-    """Remove the checkpoint in a run's folder."""
+    """Remove the checkpoint of a run whose result is safe; the history stays."""
     (folder / CHECKPOINT).unlink(missing_ok=True)
 
 

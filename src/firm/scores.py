@@ -64,7 +64,8 @@ class Kde:
 
     def fit(self, normal: Float[Tensor, "m d"]) -> Scorer:
         bank = unit(normal)
-        gamma = self.scale / (float(bank.var(correction=0)) * bank.shape[1])
+        # the floor keeps a collapsed encoder scorable: all its distances are zero, whatever gamma is
+        gamma = self.scale / max(float(bank.var(correction=0)) * bank.shape[1], 1e-6)
         rows = max(1, CHUNK // len(bank))
 
         def score(embeddings: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:

@@ -26,9 +26,10 @@ Card = dict[str, Any]
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace the file in one step: temporary file beside it, fsync, rename. A failure leaves the old one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = ""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
@@ -36,9 +37,10 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
         raise FirmError(f"cannot write {path}: {error.strerror}; the file that was there is unchanged") from error
+    finally:
+        with contextlib.suppress(OSError):  # after the rename there is nothing left to remove
+            os.unlink(temporary)
     _sync_folder(path.parent)
 
 

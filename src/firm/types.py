@@ -12,15 +12,10 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
+from firm.errors import FirmError as FirmError
+from firm.errors import Stopped as Stopped
+
 INLIER = 0  # group 0 is normal; any other group is a kind of outlier
-
-
-class FirmError(Exception):
-    """A failure a person can mend: the message is one sentence naming the culprit and the fix."""
-
-
-class Stopped(Exception):
-    """The process was asked to end; what was done so far is safe on disk."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ class CutPaste:
     def __post_init__(self) -> None:
         if self.variant not in VARIANTS:
             raise FirmError(f"no CutPaste variant {self.variant!r}; use one of {', '.join(VARIANTS)}")
+        if self.per_inlier < 1:
+            raise FirmError(f"outliers.per_inlier is {self.per_inlier}; there must be at least 1 outlier to an inlier")
 
     @property
     def kinds(self) -> int:

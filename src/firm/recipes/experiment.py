@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from firm.recipes.recipe import Recipe, digest
@@ -20,4 +21,5 @@ class Experiment:
     @property
     def name(self) -> str:
         further = {"data": self.data, "seed": self.seed, "probes": self.probes, "test_images": self.test_images}
-        return f"{self.data.replace(':', '-')}-{self.recipe.positives}-{self.seed}-{digest(self.recipe, **further)}"
+        readable = re.sub(r"[^\w.]+", "-", self.data).strip("-.")
+        return f"{readable}-{self.recipe.positives}-{self.seed}-{digest(self.recipe, **further)}"

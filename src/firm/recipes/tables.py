@@ -11,7 +11,7 @@ from firm.recipes.recipe import change
 from firm.types import FirmError
 
 # epochs of a reduced training: each costs minutes on one core, and CIFAR-10 is learnt more slowly
-EPOCHS = {"smoke": {}, "short": {"fashion-mnist": 1, "cifar10": 3}}
+EPOCHS = {"smoke": {}, "short": {"fashion-mnist": 1, "cifar10": 2}}
 TEST_IMAGES = {"smoke": 200, "short": 2000}
 SCALES = ("smoke", "short", "paper")
 

@@ -49,13 +49,14 @@ def _section(table: Table, scale: str, seeds: list[int], folder: Path) -> str:
 def _setting(one: Result, seeds: list[int]) -> str:
     """The sentence that says what a number of this table is."""
     recipe, origin = one["recipe"], one["origin"]
+    balance = ", half of them anomalous" if one["test_images"] < 10000 else ""
     encoder, training = recipe["encoder"], recipe["training"]
     hidden = encoder["head"]["hidden"]
     return (
         f"ResNet-18 of width {encoder['width']}, stem {encoder['stem']}, head {len(hidden)} x {hidden[0]} + "
         f"{encoder['head']['out']}, batch {training['batch']}, lr {training['lr']}, temperature "
-        f"{training['temperature']}, layout {training['layout']}; {one['test_images']} test images, half of them "
-        f"anomalous; seeds {', '.join(map(str, seeds))}, the same for every row. AUROC in %, mean ± sample deviation "
+        f"{training['temperature']}, layout {training['layout']}; {one['test_images']} test images{balance}; "
+        f"seeds {', '.join(map(str, seeds))}, the same for every row. AUROC in %, mean ± sample deviation "
         f"over seeds; in brackets the mean 95 % bootstrap interval over test images. `last` is the end of training, "
         f"`best` the best of {len(one['probes'])} probes *chosen on the test set* and therefore optimistic, AULC the "
         f"mean of the learning curve. torch {origin['torch']}, {origin['machine']}, {origin['device']}, "
@@ -89,7 +90,7 @@ def _line(data: str, name: str, runs: list[Result]) -> list[str]:
         _spread([aulc(curve) for curve in curves]),
         *[_spread([one[score]["value"] for one in final]) for score in LAST[1:]],
         *[_plain(runs, key) for key in ("compactness", "margin", "outlier_spread")],
-        f"{mean_std([run['seconds'] for run in runs])[0]:.0f}",
+        _seconds(runs),
         published(data, name),
     ]
 
@@ -101,8 +102,8 @@ def _paired(found: dict[str, list[Result]]) -> str:
     for name, runs in found.items():
         both = [(run, reference[run["seed"]]) for run in runs if name != "firm" and run["seed"] in reference]
         if both:
-            last = [theirs["final"][CURVE]["value"] - ours["final"][CURVE]["value"] for ours, theirs in both]
-            area = [_area(theirs) - _area(ours) for ours, theirs in both]
+            last = [firm["final"][CURVE]["value"] - other["final"][CURVE]["value"] for other, firm in both]
+            area = [_area(firm) - _area(other) for other, firm in both]
             parts.append(f"FIRM less {name}: last {_signed(last)}, AULC {_signed(area)}")
     return "; ".join(parts) + "." if parts else ""
 
@@ -125,6 +126,12 @@ def _spread(values: list[float]) -> str:
 
 def _signed(values: list[float]) -> str:
     return f"{100 * mean_std(values)[0]:+.1f} ({', '.join(f'{100 * value:+.1f}' for value in values)})"
+
+
+def _seconds(runs: list[Result]) -> str:
+    """Mean CPU time of the runs that were made in one go; a resumed one counted only its last part."""
+    whole = [run["seconds"] for run in runs if not run["resumed"]]
+    return f"{mean_std(whole)[0]:.0f}" if whole else "-"
 
 
 def _plain(runs: list[Result], key: str) -> str:

@@ -1,0 +1,127 @@
+"""Benchmarks: a plan makes what is missing, once, and the report says what was measured and at what scale."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from firm.bench import FINAL, result_path, results, run_missing
+from firm.metrics import aulc
+from firm.recipes.experiment import Experiment
+from firm.recipes.recipe import change
+from firm.recipes.tables import TABLES, experiment, plan
+from firm.report.tables import published, report
+from firm.types import FirmError
+
+SMALL = {"encoder.width": 8, "encoder.head.hidden": (16,), "training.batch": 16}
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tiny Fashion-MNIST: stripes whose direction is the class."""
+    folder = tmp_path / "fashion-mnist"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for split, n in (("train", 60), ("t10k", 40)):
+        labels = np.arange(n) % 10
+        phase = rng.uniform(0, 6, n)[:, None, None]
+        wave = np.sin(np.arange(28) * 0.6 + phase) * np.ones((n, 28, 28))
+        wave = np.where((labels == 5)[:, None, None], wave, wave.transpose(0, 2, 1))
+        images = (128 + 100 * wave).astype(np.uint8)
+        header = struct.pack(">IIII", 0x803, n, 28, 28)
+        (folder / f"{split}-images-idx3-ubyte").write_bytes(header + images.tobytes())
+        (folder / f"{split}-labels-idx1-ubyte").write_bytes(
+            struct.pack(">II", 0x801, n) + labels.astype(np.uint8).tobytes()
+        )
+    monkeypatch.setenv("FIRM_DATA", str(tmp_path))
+    return tmp_path
+
+
+def tiny_plan() -> list[Experiment]:
+    recipe = change(experiment("fashion-mnist:sandal", {}, "smoke", 0).recipe, SMALL | {"training.epochs": 4})
+    return [Experiment(data="fashion-mnist:sandal", recipe=recipe, seed=seed, probes=3) for seed in (0, 1)]
+
+
+def test_a_plan_is_made_once_and_measures_everything(root: Path) -> None:
+    todo = tiny_plan()
+    lines = list(run_missing(todo, root / "results", root / "work"))
+    assert len(lines) == 2
+    assert list(run_missing(todo, root / "results", root / "work")) == []
+    for one in results(root / "results", todo):
+        assert one is not None
+        assert set(one["final"]) == set(FINAL)
+        assert [probe["step"] for probe in one["probes"]] == [1, 2, 4]
+        assert one["probes"][-1]["s_con k=1"] == one["final"]["s_con k=1"]
+        for value in one["final"].values():
+            assert 0 <= value["low"] <= value["value"] <= value["high"] <= 1
+        assert 0 <= aulc([probe["s_con k=1"]["value"] for probe in one["probes"]]) <= 1
+
+
+def test_a_run_that_another_process_makes_is_left_to_it(root: Path) -> None:
+    one = tiny_plan()[0]
+    work = root / "work" / one.name
+    work.mkdir(parents=True)
+    handle = os.open(work / "claim", os.O_CREAT | os.O_RDWR)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        assert list(run_missing([one], root / "results", root / "work")) == []
+    finally:
+        os.close(handle)
+    assert len(list(run_missing([one], root / "results", root / "work"))) == 1
+
+
+def test_names_tell_experiments_apart() -> None:
+    one = tiny_plan()[0]
+    others = [
+        dataclasses.replace(one, seed=1),
+        dataclasses.replace(one, probes=4),
+        dataclasses.replace(one, data="fashion-mnist:shirt"),
+        dataclasses.replace(one, recipe=change(one.recipe, {"training.lr": 0.01})),
+    ]
+    assert len({other.name for other in [one, *others]}) == 5
+    # a score costs no training, so it shares the run
+    assert dataclasses.replace(one, recipe=change(one.recipe, {"score": "kde"})).name == one.name
+
+
+def test_tables_share_trainings() -> None:
+    objectives = {one.name for one in plan(TABLES["objectives"], "short", [0])}
+    exposure = {one.name for one in plan(TABLES["exposure"], "short", [0])}
+    assert len(objectives & exposure) == 2
+    with pytest.raises(FirmError, match="no scale 'huge'"):
+        plan(TABLES["objectives"], "huge", [0])
+
+
+def test_the_report_prints_scale_seeds_and_published_numbers(root: Path) -> None:
+    table = dataclasses.replace(TABLES["objectives"], data=("fashion-mnist:sandal",))
+    stored = root / "stored"
+    stored.mkdir()
+    made = results(root, tiny_plan())
+    assert made == [None, None]
+    list(run_missing(tiny_plan()[:1], root / "results", root / "work"))
+    one = json.loads(result_path(root / "results", tiny_plan()[0]).read_text())
+    for seed in (0, 1):
+        for changes in table.rows.values():
+            target = experiment("fashion-mnist:sandal", changes, "short", seed)
+            result_path(stored, target).write_text(json.dumps(one | {"seed": seed}))
+    text = report([table], ["objectives"], "short", [0, 1], stored)
+    assert "Reduced scale" in text
+    assert "seeds 0, 1" in text
+    assert "98.6" in text  # the paper's FIRM on sandal
+    assert "FIRM less ntxent: last +0.0" in text
+    for name in table.rows:
+        assert f"| {name} | 2 |" in text
+    empty = report([table], ["objectives"], "paper", [0], stored)
+    assert "| firm | 0 |" in empty
+
+
+def test_published_numbers() -> None:
+    assert published("cifar10:bird", "firm") == "91.4"
+    assert published("cifar10:dog", "firm + OE") == "96.2"
+    assert published("drawn:plate", "firm") == "-"

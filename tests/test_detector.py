@@ -1,0 +1,139 @@
+"""The detector: fit on good images, score, predict, save and load; files that cannot be trusted are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from firm.detector import Detector, split
+from firm.recipes.presets import PARTS
+from firm.recipes.recipe import Recipe, change
+from firm.scores import SCORINGS
+from firm.storage import load_tensors, save_tensors
+from firm.types import FirmError
+
+
+def stripes(n: int, *, seed: int, upright: bool = True) -> Tensor:
+    """Noisy stripes of random phase; anomalies run the other way."""
+    rng = torch.Generator().manual_seed(seed)
+    phase = torch.rand(n, 1, 1, 1, generator=rng) * 6
+    wave = torch.sin(torch.arange(24)[None, None, None, :] * 0.7 + phase).expand(n, 3, 24, 24)
+    pixels = 128 + 90 * wave + 10 * torch.randn(n, 3, 24, 24, generator=rng)
+    return (pixels if upright else pixels.transpose(2, 3)).clamp(0, 255).to(torch.uint8)
+
+
+SMALL: Recipe = change(
+    PARTS,
+    {
+        "encoder.width": 8,
+        "encoder.head.hidden": (32,),
+        "encoder.head.out": 16,
+        "outliers": "rotations",
+        "training.epochs": 6,
+        "training.batch": 16,
+        "size": 16,
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def detector() -> Detector:
+    return Detector.fit(stripes(60, seed=0), recipe=SMALL, seed=0, holdout=0.34, false_calls=0.1)
+
+
+def test_it_learns_and_calls(detector: Detector) -> None:
+    good, bad = stripes(40, seed=1), stripes(40, seed=2, upright=False)
+    assert detector.score(bad).median() > detector.score(good).median()
+    assert (detector.predict(bad) == -1).float().mean() > 0.8
+    assert (detector.predict(good) == 1).float().mean() > 0.7
+    assert set(detector.predict(good).tolist()) <= {1, -1}
+
+
+def test_predict_is_the_threshold(detector: Detector) -> None:
+    images = torch.cat([stripes(10, seed=3), stripes(10, seed=4, upright=False)])
+    called = detector.score(images) > detector.threshold.value
+    assert torch.equal(detector.predict(images) == -1, called)
+
+
+def test_a_score_does_not_depend_on_its_company(detector: Detector) -> None:
+    images = stripes(7, seed=5)
+    alone = torch.cat([detector.score(image[None]) for image in images])
+    torch.testing.assert_close(alone, detector.score(images), atol=1e-5, rtol=0)
+
+
+def test_two_fits_with_one_seed_are_equal(detector: Detector) -> None:
+    again = Detector.fit(stripes(60, seed=0), recipe=SMALL, seed=0, holdout=0.34, false_calls=0.1)
+    images = stripes(5, seed=6)
+    assert torch.equal(again.score(images), detector.score(images))
+    assert again.threshold == detector.threshold
+
+
+@pytest.mark.parametrize("name", SCORINGS)
+def test_every_scoring_survives_the_file(name: str, detector: Detector, tmp_path: Path) -> None:
+    recipe = change(SMALL, {"score": name, "training.epochs": 1})
+    fitted = Detector.fit(stripes(20, seed=0), recipe=recipe)
+    fitted.save(tmp_path / "model.firm")
+    images = stripes(6, seed=7)
+    assert torch.equal(Detector.load(tmp_path / "model.firm").score(images), fitted.score(images))
+
+
+def test_load_gives_the_same_detector(detector: Detector, tmp_path: Path) -> None:
+    detector.save(tmp_path / "model.firm")
+    loaded = Detector.load(tmp_path / "model.firm")
+    images = torch.cat([stripes(10, seed=8), stripes(10, seed=9, upright=False)])
+    assert torch.equal(loaded.score(images), detector.score(images))
+    assert torch.equal(loaded.predict(images), detector.predict(images))
+    assert loaded.card() == detector.card()
+    json.dumps(loaded.card())
+
+
+def test_files_that_cannot_be_trusted_are_refused(detector: Detector, tmp_path: Path) -> None:
+    path = tmp_path / "model.firm"
+    detector.save(path)
+    tensors, card = load_tensors(path, kind="detector", schema=1)
+    content = {name: value for name, value in card.items() if name not in ("kind", "schema")}
+
+    save_tensors(path, tensors, content, kind="detector", schema=99)
+    with pytest.raises(FirmError, match=r"schema 99.*upgrade firm"):
+        Detector.load(path)
+
+    save_tensors(path, tensors, {k: v for k, v in content.items() if k != "recipe"}, kind="detector", schema=1)
+    with pytest.raises(FirmError, match="not a complete detector"):
+        Detector.load(path)
+
+    detector.save(path)
+    edited = path.read_bytes().replace(b'\\"false_calls\\": 0.0', b'\\"false_calls\\": 0.9')
+    assert edited != path.read_bytes()
+    path.write_bytes(edited)
+    with pytest.raises(FirmError, match="damaged or edited"):
+        Detector.load(path)
+
+    with pytest.raises(FirmError, match="there is no file"):
+        Detector.load(tmp_path / "nowhere.firm")
+
+
+def test_wrong_images_are_refused_in_a_sentence(detector: Detector) -> None:
+    with pytest.raises(FirmError, match="give uint8"):
+        detector.score(torch.rand(2, 3, 16, 16))
+    with pytest.raises(FirmError, match="give uint8"):
+        Detector.fit(torch.zeros(4, 2, 8, 8, dtype=torch.uint8), recipe=SMALL)
+    with pytest.raises(FirmError, match="too few"):
+        Detector.fit(stripes(1, seed=0), recipe=SMALL)
+    with pytest.raises(FirmError, match="fewer than one batch"):
+        Detector.fit(stripes(4, seed=0), recipe=SMALL)
+
+
+def test_no_image_is_both_learnt_and_held_out() -> None:
+    learn, held_out = split(50, 0.2, seed=3)
+    assert len(held_out) == 10
+    assert sorted([*learn.tolist(), *held_out.tolist()]) == list(range(50))
+
+
+def test_grey_images_of_another_size_are_fine() -> None:
+    fitted = Detector.fit(stripes(20, seed=0)[:, :1], recipe=change(SMALL, {"training.epochs": 1}))
+    assert fitted.score(stripes(3, seed=1)[:, :1, :20, :20]).shape == (3,)
+    assert fitted.score(stripes(0, seed=1)).shape == (0,)

@@ -1,0 +1,156 @@
+"""AUROC against counting pairs and scikit-learn, its interval against simulation, the area under a learning curve."""
+
+import math
+
+import numpy as np
+import oracles
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+
+from firm.metrics import aulc, auroc, auroc_interval, mean_std
+from firm.types import FirmError
+
+# few distinct values make ties, the floats make extremes
+scores = st.one_of(st.integers(-3, 3).map(float), st.floats(-1e30, 1e30))
+tables = st.lists(st.tuples(scores, st.booleans()), min_size=2, max_size=30).filter(
+    lambda rows: len({label for _, label in rows}) == 2
+)
+
+
+def columns(rows):
+    return np.array([score for score, _ in rows]), np.array([label for _, label in rows])
+
+
+@settings(deadline=None)
+@given(rows=tables)
+def test_auroc_counts_pairs(rows):
+    values, labels = columns(rows)
+    found = auroc(values, labels)
+    assert found == pytest.approx(oracles.auroc(values.tolist(), labels.tolist()), abs=1e-12)
+    assert found == pytest.approx(roc_auc_score(labels, values), abs=1e-12)
+    assert auroc(torch.from_numpy(values), torch.from_numpy(labels)) == found
+
+
+@settings(deadline=None)
+@given(rows=tables)
+def test_auroc_turns_round_with_the_sign_and_is_never_flipped(rows):
+    values, labels = columns(rows)
+    assert auroc(-values, labels) == pytest.approx(1 - auroc(values, labels), abs=1e-12)
+
+
+@settings(deadline=None)
+@given(rows=tables, seed=st.integers(0, 99))
+def test_auroc_knows_ranks_only(rows, seed):
+    values, labels = columns(rows)
+    ranks = np.unique(values, return_inverse=True)[1].astype(float)
+    order = np.random.default_rng(seed).permutation(len(values))
+    assert auroc(ranks[order], labels[order]) == pytest.approx(auroc(values, labels), abs=1e-12)
+
+
+def test_auroc_of_known_cases():
+    labels = np.array([False, False, True, True])
+    assert auroc(np.array([0.0, 1, 2, 3]), labels) == 1  # anomalies score higher
+    assert auroc(np.array([3.0, 2, 1, 0]), labels) == 0
+    assert auroc(np.zeros(4), labels) == 0.5
+    assert auroc(np.array([0.0, 2, 1, 3]), labels) == 0.75
+
+
+@settings(deadline=None, max_examples=20)
+@given(rows=tables)
+def test_interval_holds_its_value(rows):
+    values, labels = columns(rows)
+    found = auroc_interval(values, labels, resamples=200)
+    assert found.value == auroc(values, labels)
+    # the percentiles of few resamples of a handful of images may just miss the value itself
+    assert 0 <= found.low <= found.high <= 1
+    assert found.low <= found.value + 1e-9 or found.high - found.low < 0.05
+    assert found.high >= found.value - 1e-9 or found.high - found.low < 0.05
+
+
+def drawn(rng, normal=60, wrong=40, shift=1.0):
+    """Normal and shifted scores; their true AUROC is Phi(shift / sqrt 2)."""
+    values = np.concatenate([rng.normal(size=normal), rng.normal(shift, size=wrong)])
+    return values, np.arange(normal + wrong) >= normal
+
+
+def test_interval_covers_the_truth_about_as_often_as_it_says():
+    truth = 0.5 * (1 + math.erf(1.0 / 2))
+    rng = np.random.default_rng(0)
+    found = [auroc_interval(*drawn(rng), resamples=200, seed=trial) for trial in range(200)]
+    covered = np.mean([one.low <= truth <= one.high for one in found])
+    assert 0.89 <= covered <= 0.985
+
+
+def test_interval_is_deterministic_and_narrows_with_images_and_confidence():
+    values, labels = drawn(np.random.default_rng(1))
+    wide = auroc_interval(values, labels)
+    assert auroc_interval(values, labels) == wide
+    assert auroc_interval(values, labels, seed=1) != wide
+    less = auroc_interval(values, labels, confidence=0.5)
+    assert wide.low < less.low < less.value < less.high < wide.high
+    many = auroc_interval(np.tile(values, 16), np.tile(labels, 16))
+    assert many.value == pytest.approx(wide.value)
+    assert many.high - many.low == pytest.approx((wide.high - wide.low) / 4, rel=0.2)
+
+
+def test_interval_resamples_each_side_by_itself():
+    """One anomaly among many: resampling both sides together would often leave none."""
+    found = auroc_interval(np.r_[np.zeros(50), 1.0], np.r_[np.zeros(50, bool), True], resamples=50)
+    assert (found.low, found.value, found.high) == (1, 1, 1)
+
+
+def test_a_large_test_set_is_resampled_in_chunks(monkeypatch):
+    values, labels = drawn(np.random.default_rng(1), 3000, 2000)
+    found = auroc_interval(values, labels, resamples=1000)  # more numbers than one chunk holds
+    half_width = 1.96 * math.sqrt(found.value * (1 - found.value) / 2000)
+    assert found.low < found.value < found.high
+    assert found.high - found.low < 2 * half_width
+
+
+@given(curve=st.lists(st.floats(0, 1), min_size=2, max_size=20))
+def test_aulc_is_the_trapezoid_over_0_to_1(curve):
+    x = np.linspace(0, 1, len(curve))
+    expected = sum((x[i + 1] - x[i]) * (curve[i] + curve[i + 1]) / 2 for i in range(len(curve) - 1))
+    found = aulc(curve)
+    assert found == pytest.approx(expected, abs=1e-12)
+    assert found == pytest.approx(np.trapezoid(curve, x), abs=1e-12)
+    assert min(curve) - 1e-12 <= found <= max(curve) + 1e-12
+
+
+def test_aulc_is_on_the_scale_of_the_auroc():
+    assert aulc([0.8] * 7) == pytest.approx(0.8)
+    assert aulc([0.5, 1.0]) == pytest.approx(0.75)
+    assert aulc([0.9]) == 0.9
+    assert isinstance(aulc([0.5, 1.0]), float)
+    with pytest.raises(FirmError, match="at least one probe"):
+        aulc([])
+
+
+def test_mean_and_sample_deviation():
+    mean, deviation = mean_std([0.9, 0.8, 1.0])
+    assert mean == pytest.approx(0.9)
+    assert deviation == pytest.approx(0.1)
+    mean, deviation = mean_std([0.7])
+    assert mean == 0.7
+    assert math.isnan(deviation)
+
+
+@pytest.mark.parametrize("measure", [auroc, auroc_interval])
+@pytest.mark.parametrize(
+    ("values", "labels", "message"),
+    [
+        ([0.0, 1.0], [True, True], "needs both normal and anomalous"),
+        ([0.0, 1.0], [False, False], "needs both normal and anomalous"),
+        ([], [], "needs both normal and anomalous"),
+        ([0.0, float("nan")], [True, False], r"not finite; the training diverged, lower training\.lr"),
+        ([0.0, float("inf")], [True, False], "not finite"),
+        ([0.0, 1.0, 2.0], [True, False], r"\(3,\) scores do not match \(2,\) labels"),
+        ([[0.0, 1.0]], [[True, False]], "give one of each per image"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(measure, values, labels, message):
+    with pytest.raises(FirmError, match=message):
+        measure(np.array(values), np.array(labels, dtype=bool))

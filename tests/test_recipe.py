@@ -1,0 +1,347 @@
+"""Recipes as values: changed by path, written and read as JSON, named by what decides a training."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from firm.encoder import Encoder, Head
+from firm.outliers import OUTLIERS, CutPaste, Exposure, Rotations
+from firm.recipes.experiment import Experiment
+from firm.recipes.presets import AUTHORS, FAST, PAPER, PRESETS
+from firm.recipes.recipe import Recipe, change, digest, from_json, parse_settings, to_json
+from firm.recipes.tables import SCALES, TABLES, at_scale, plan
+from firm.scores import SCORES, SCORINGS, Kde, Knn, Scoring
+from firm.training import Training
+from firm.types import FirmError
+from firm.views import VIEWS, Augment
+
+CHANGES = {
+    "positives": st.sampled_from(["ntxent", "supcon", "firm"]),
+    "outliers": st.sampled_from(sorted(OUTLIERS)),
+    "views": st.sampled_from(sorted(VIEWS)),
+    "views.sigma": st.tuples(st.floats(0.1, 1), st.floats(1, 2)).map(list),
+    "views.jitter.hue": st.floats(0, 0.5),
+    "encoder.width": st.integers(1, 128),
+    "encoder.stem": st.sampled_from(["3x3", "3x3/2", "7x7"]),
+    "encoder.head.hidden": st.lists(st.integers(1, 1024), max_size=9),
+    "encoder.head.last_norm": st.booleans(),
+    "training.epochs": st.integers(1, 5000),
+    "training.temperature": st.floats(0.01, 1),
+    "training.lr": st.one_of(st.integers(1, 3), st.floats(1e-4, 1)),
+    "training.layout": st.sampled_from(["concat", "pairwise"]),
+    "training.stratified": st.booleans(),
+    "score": st.sampled_from(sorted(SCORINGS)),
+    "score.by": st.sampled_from(sorted(SCORES)),
+    "score.crops": st.integers(0, 20),
+    "size": st.integers(0, 64),
+    "zoom": st.floats(1, 2),
+    "normalise": st.sampled_from(["published", "inliers", "half"]),
+}
+some_changes = st.fixed_dictionaries({}, optional=CHANGES)
+
+
+def through_json(recipe):
+    return from_json(json.loads(json.dumps(to_json(recipe))))
+
+
+def flat(value, path=""):
+    """A nested JSON value as {path: leaf}; a list is a leaf."""
+    if not isinstance(value, dict):
+        return {path: value}
+    return {k: v for name, inner in value.items() for k, v in flat(inner, f"{path}.{name}".lstrip(".")).items()}
+
+
+# --- presets ---
+
+
+def test_paper_is_the_paper():
+    settings = flat(to_json(PAPER))
+    paper = {
+        "positives": "firm",
+        "outliers.kind": "rotations",
+        "views.kind": "augment",
+        "views.crop": [0.25, 1.0],
+        "views.crop_by": "area",
+        "views.aspect": [1.0, 1.0],
+        "views.crop_first": True,
+        "views.flip": 0.0,
+        "views.jitter.brightness": 0.4,
+        "views.jitter.contrast": 0.4,
+        "views.jitter.saturation": 0.4,
+        "views.jitter.hue": 0.4,
+        "views.jitter.probability": 1.0,
+        "views.jitter.additive_brightness": False,
+        "views.grey": 0.0,
+        "views.blur": 0.75,
+        "views.sigma": [0.1, 2.0],
+        "encoder.width": 64,
+        "encoder.stem": "3x3",
+        "encoder.norm_momentum": 0.1,
+        "encoder.head.hidden": [512] * 8,
+        "encoder.head.out": 128,
+        "encoder.head.last_norm": False,
+        "training.epochs": 2000,
+        "training.batch": 32,
+        "training.temperature": 0.2,
+        "training.layout": "concat",
+        "training.lr": 0.01,
+        "training.momentum": 0.9,
+        "training.weight_decay": 3e-4,
+        "training.warmup": 20 / 2000,
+        "training.schedule": "cosine",
+        "training.stratified": False,
+        "training.precision": "auto",
+        "score.by.kind": "knn",
+        "score.by.k": 1,
+        "score.by.norm": False,
+        "score.turns": 1,
+        "score.crops": 0,
+        "size": 0,
+        "zoom": 1.125,
+        "normalise": "published",
+    }
+    assert settings == paper
+    assert PAPER == Recipe()
+
+
+def test_authors_differ_in_what_is_documented_and_in_nothing_else():
+    paper, authors = flat(to_json(PAPER)), flat(to_json(AUTHORS))
+    assert {path: value for path, value in authors.items() if paper[path] != value} == {
+        "encoder.head.hidden": [1024] * 7,
+        "encoder.head.last_norm": True,
+        "encoder.norm_momentum": 0.9,
+        "training.layout": "pairwise",
+        "training.schedule": "one-cycle",
+    }
+    assert paper.keys() == authors.keys()
+
+
+@pytest.mark.parametrize("recipe", PRESETS.values(), ids=PRESETS)
+def test_presets_come_back_from_json(recipe):
+    assert through_json(recipe) == recipe
+    assert digest(through_json(recipe)) == digest(recipe)
+
+
+def test_presets_have_names_of_their_own():
+    assert set(PRESETS) == {"paper", "authors", "fast"}
+    assert len({digest(recipe) for recipe in PRESETS.values()}) == 3
+
+
+# --- change ---
+
+
+@settings(deadline=None, max_examples=60)
+@given(changes=some_changes)
+def test_any_change_comes_back_from_json(changes):
+    changed = change(PAPER, changes)
+    assert through_json(changed) == changed
+    assert digest(through_json(changed)) == digest(changed)
+    assert change(changed, {}) == changed
+
+
+@settings(deadline=None, max_examples=60)
+@given(changes=some_changes)
+def test_a_command_line_says_the_same(changes):
+    typed = [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in changes.items()]
+    assert change(PAPER, parse_settings(typed)) == change(PAPER, changes)
+
+
+def test_change_leaves_everything_else_and_the_original():
+    before = to_json(FAST)
+    changed = change(FAST, {"training.batch": 16, "encoder.head.hidden": [64, 64]})
+    assert to_json(FAST) == before
+    difference = {path: v for path, v in flat(to_json(changed)).items() if flat(before)[path] != v}
+    assert difference == {"training.batch": 16, "encoder.head.hidden": [64, 64]}
+    assert changed.encoder.head.hidden == (64, 64)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        ("outliers", "cutpaste", CutPaste(variant="plain")),
+        ("outliers", "cutpaste-union", CutPaste(variant="union")),
+        ("outliers", "exposure-rotated", Exposure(rotate=True)),
+        ("outliers", {"kind": "cutpaste", "variant": "scar", "per_inlier": 1}, CutPaste(variant="scar", per_inlier=1)),
+        ("outliers", {"kind": "exposure", "path": "oe.npy"}, Exposure(path="oe.npy")),
+        ("outliers", CutPaste(), CutPaste()),
+        ("views", "droc", VIEWS["droc"]),
+        ("views", {"kind": "augment", "flip": 0.5}, Augment(flip=0.5)),
+        ("score", "s_ens*", SCORINGS["s_ens*"]),
+        ("score", {"by": {"kind": "knn", "k": 5}, "turns": 4}, Scoring(by=Knn(k=5), turns=4)),
+        ("score.by", "kde", Kde()),
+        ("score.by.k", 5, 5),
+        ("encoder.head", Head(hidden=(8,)), Head(hidden=(8,))),
+        ("encoder", {"width": 16}, Encoder(width=16)),
+        ("training", {"epochs": 3}, Training(epochs=3)),
+        ("training.lr", 1, 1.0),
+        ("views.crop", [1, 1], (1.0, 1.0)),
+    ],
+)
+def test_values_by_name_by_kind_and_as_they_are(path, value, expected):
+    found = change(PAPER, {path: value})
+    for name in path.split("."):
+        found = getattr(found, name)
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("epochs", 3, "no setting 'epochs'; Recipe has positives, outliers, views, encoder, training, score, size"),
+        ("training.epoch", 3, r"no setting 'training\.epoch'; Training has epochs, batch, temperature"),
+        ("encoder.head.depth", 3, r"no setting 'encoder\.head\.depth'; Head has hidden, out, last_norm"),
+        ("size.width", 3, r"no setting 'size\.width'; size is a plain value"),
+        ("", 3, "no setting ''; Recipe has"),
+        ("training.epochs", "many", r"training\.epochs is 'many'; it must be of type int"),
+        ("training.epochs", 2.5, r"training\.epochs is 2\.5; it must be of type int"),
+        ("training.epochs", True, r"training\.epochs is True; it must be of type int"),
+        ("training.epochs", None, r"training\.epochs is None; it must be of type int"),
+        ("training.lr", "0.1x", r"training\.lr is '0\.1x'; it must be of type float"),
+        ("training.lr", False, r"training\.lr is False; it must be of type float"),
+        ("training.stratified", 1, r"training\.stratified is 1; it must be of type bool"),
+        ("positives", 3, "positives is 3; it must be of type str"),
+        ("views.crop", [0.5], r"views\.crop is \[0\.5\]; it must hold 2 values"),
+        ("views.crop", "half", r"views\.crop is 'half'; it must be of type"),
+        ("encoder.head.hidden", [512, "x"], r"encoder\.head\.hidden is 'x'; it must be of type int"),
+        ("outliers", "rotation", "outliers is 'rotation'; use one of rotations, exposure, exposure-rotated, cutpaste"),
+        ("outliers", 5, "outliers is 5; it must be of type OutlierSource"),
+        ("outliers", {"kind": "noise"}, "outliers is of kind 'noise', which this firm does not know"),
+        ("outliers", {"kind": "cutpaste", "size": 3}, "outliers has an unknown setting 'size'; it has variant, area"),
+        ("outliers", {}, "outliers is {}; it must be of type OutlierSource"),
+        ("score", "s_best", r"score is 's_best'; use one of s_con, s_con\*"),
+        ("training", {"epochs": "x"}, r"training\.epochs is 'x'; it must be of type int"),
+        ("training", 7, "training is 7; it must be of type Training"),
+        ("training.epochs", 0, "epochs >= 1"),
+        ("positives", "triplet", "no positive set 'triplet'; use one of ntxent, supcon, rot-supcon, firm"),
+        ("normalise", "imagenet", "normalise is 'imagenet'; use one of published, inliers, half"),
+    ],
+)
+def test_a_wrong_setting_is_a_sentence_that_names_it(path, value, message):
+    with pytest.raises(FirmError, match=message):
+        change(PAPER, {path: value})
+
+
+def test_unknown_entries_of_a_card_are_named():
+    for data, message in (
+        ({"loss": "firm"}, "recipe has an unknown setting 'loss'; it has positives, outliers"),
+        ({"training": {"epoch": 1}}, r"recipe\.training has an unknown setting 'epoch'; it has epochs, batch"),
+        ({"encoder": {"width": "64"}}, r"recipe\.encoder\.width is '64'; it must be of type int"),
+    ):
+        with pytest.raises(FirmError, match=message):
+            from_json(data)
+    assert from_json({}) == Recipe()
+
+
+@pytest.mark.parametrize("source", OUTLIERS.values(), ids=OUTLIERS)
+def test_rot_supcon_needs_several_kinds_of_outliers(source):
+    if source.kinds > 1:
+        assert Recipe(positives="rot-supcon", outliers=source).outliers == source
+    else:
+        with pytest.raises(FirmError, match="rot-supcon needs several kinds of outliers and this source makes one"):
+            Recipe(positives="rot-supcon", outliers=source)
+
+
+def test_settings_are_parsed_as_json_where_they_are_json():
+    typed = ["training.epochs=20", "views.crop=[0.5, 1]", "outliers=cutpaste", "training.stratified=true", "a=b=c"]
+    assert parse_settings(typed) == {
+        "training.epochs": 20,
+        "views.crop": [0.5, 1],
+        "outliers": "cutpaste",
+        "training.stratified": True,
+        "a": "b=c",
+    }
+    assert parse_settings([]) == {}
+    for wrong in ("training.epochs", "=3", ""):
+        with pytest.raises(FirmError, match="is not of the form path=value, for example"):
+            parse_settings([wrong])
+
+
+# --- digest ---
+
+
+@given(name=st.sampled_from(sorted(SCORINGS)), k=st.integers(1, 9))
+def test_the_score_costs_no_training_and_no_name(name, k):
+    assert digest(change(PAPER, {"score": name})) == digest(PAPER)
+    assert digest(change(PAPER, {"score.by.k": k})) == digest(PAPER)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"positives": "supcon"}, {"outliers": "cutpaste"}, {"views.blur": 0.5}, {"views": "csi"}, {"size": 16}]
+    + [{"encoder.width": 32}, {"encoder.head.last_norm": True}, {"training.lr": 0.02}, {"zoom": 1.0}],
+    ids=str,
+)
+def test_everything_else_renames_the_training(changes):
+    assert digest(change(PAPER, changes)) != digest(PAPER)
+
+
+def test_spelling_out_defaults_does_not_rename():
+    spelled = Recipe(
+        positives="firm",
+        outliers=Rotations(),
+        views=Augment(crop=(0.25, 1.0), flip=0.0),
+        encoder=Encoder(width=64, head=Head(hidden=(512,) * 8, out=128)),
+        training=Training(epochs=2000, batch=32, lr=0.01),
+        zoom=1.125,
+    )
+    assert digest(spelled) == digest(PAPER)
+    assert digest(from_json({})) == digest(PAPER)
+    assert digest(change(PAPER, {"training.lr": 0.02, "training.momentum": 0.9})) == digest(
+        change(PAPER, {"training.lr": 0.02})
+    )
+
+
+def test_the_name_of_a_training_never_changes():
+    """Results on disk are found by it: a new setting must have a default that leaves these as they are."""
+    assert digest(PAPER) == "5e5fbf8b2105e97e"
+    assert digest(AUTHORS, seed=3) == "e18171ca002d5755"
+
+
+def test_what_else_decides_a_training_is_part_of_its_name():
+    names = {digest(PAPER), digest(PAPER, seed=0), digest(PAPER, seed=1), digest(PAPER, seed=0, images="x")}
+    assert len(names) == 4
+
+
+# --- experiments and tables ---
+
+
+def test_an_experiment_is_named_by_all_that_made_it():
+    one = Experiment(data="cifar10:bird", recipe=FAST, seed=0)
+    assert one.name.startswith("cifar10-bird-firm-0-")
+    others = [
+        Experiment(data="cifar10:dog", recipe=FAST, seed=0),
+        Experiment(data="cifar10:bird", recipe=PAPER, seed=0),
+        Experiment(data="cifar10:bird", recipe=FAST, seed=1),
+        Experiment(data="cifar10:bird", recipe=FAST, seed=0, probes=3),
+        Experiment(data="cifar10:bird", recipe=FAST, seed=0, test_images=100),
+    ]
+    assert len({one.name, *(other.name for other in others)}) == 6
+    assert Experiment(data="cifar10:bird", recipe=change(FAST, {"score": "kde"}), seed=0).name == one.name
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_plan_is_every_row_on_every_data_set_seed_by_seed(table, scale):
+    experiments = plan(table, scale, [0, 1])
+    assert len(experiments) == 2 * len(table.rows) * len(table.data)
+    assert len({experiment.name for experiment in experiments}) == len(experiments)
+    assert [experiment.seed for experiment in experiments] == sorted(experiment.seed for experiment in experiments)
+    base, probes, test_images = at_scale(scale)
+    for number, experiment in enumerate(experiments):
+        row = list(table.rows.values())[number % len(table.rows)]
+        assert experiment.recipe == change(base, row)
+        assert (experiment.probes, experiment.test_images) == (probes, test_images)
+
+
+def test_only_the_paper_scale_is_the_papers_protocol():
+    assert at_scale("paper") == (PAPER, 200, 0)
+    for scale in ("smoke", "short"):
+        recipe, _, test_images = at_scale(scale)
+        assert recipe != PAPER
+        assert recipe.training.epochs < PAPER.training.epochs
+        assert test_images > 0
+    with pytest.raises(FirmError, match="no scale 'long'; use one of smoke, short, paper"):
+        at_scale("long")
