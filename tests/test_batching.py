@@ -1,12 +1,12 @@
 """A batch is a function of seed and step; an epoch is one pass over every inlier and its outliers."""
 
-import contracts
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import contracts
 from firm.batching import make_batch, steps_per_epoch
 from firm.colour import Jitter
 from firm.images import Preprocessing
@@ -45,7 +45,12 @@ def items_of(images, batch):
 
 
 @settings(deadline=None, max_examples=20)
-@given(inliers=st.sampled_from([2, 6, 8]), batch=st.sampled_from([2, 4, 8]), seed=st.integers(0, 99), epoch=st.integers(0, 3))
+@given(
+    inliers=st.sampled_from([2, 6, 8]),
+    batch=st.sampled_from([2, 4, 8]),
+    seed=st.integers(0, 99),
+    epoch=st.integers(0, 3),
+)
 def test_an_epoch_shows_every_inlier_at_every_angle_once(inliers, batch, seed, epoch):
     images = contracts.images_of(inliers, 3, SIDE)
     steps = steps_per_epoch(inliers, 3, batch)
@@ -123,7 +128,9 @@ def test_stratified_batches_have_the_same_number_of_inliers(batch, normal):
 
 
 def test_too_few_images_say_what_would_do():
-    message = r"3 good images with 3 outliers each make 12 items, fewer than one batch of 32; .*training\.batch=12 or less"
+    message = (
+        r"3 good images with 3 outliers each make 12 items, fewer than one batch of 32; .*training\.batch=12 or less"
+    )
     with pytest.raises(FirmError, match=message):
         steps_per_epoch(3, 3, 32)
     assert steps_per_epoch(3, 3, 12) == 1

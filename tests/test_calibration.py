@@ -4,10 +4,10 @@ from itertools import permutations
 
 import pytest
 import torch
-from contracts import generator
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts import generator
 from firm.calibration import threshold_of
 from firm.types import FirmError
 

@@ -5,12 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import contracts
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
+import contracts
 import firm
 from firm.encoder import STEMS, Encoder, Head, Network, ResNet18, build, embed, load_weights
 from firm.recipes.presets import AUTHORS, PAPER

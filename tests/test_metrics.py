@@ -3,13 +3,13 @@
 import math
 
 import numpy as np
-import oracles
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
+import oracles
 from firm.metrics import aulc, auroc, auroc_interval, mean_std
 from firm.types import FirmError
 

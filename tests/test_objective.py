@@ -3,14 +3,24 @@
 import math
 from itertools import pairwise
 
-import contracts
-import oracles
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firm.objective import LAYOUTS, POSITIVES, contrastive_loss, diagnose, firm, ntxent, resting_loss, rot_supcon, supcon
+import contracts
+import oracles
+from firm.objective import (
+    LAYOUTS,
+    POSITIVES,
+    contrastive_loss,
+    diagnose,
+    firm,
+    ntxent,
+    resting_loss,
+    rot_supcon,
+    supcon,
+)
 from firm.types import Batch, FirmError
 
 TAU = 0.2
@@ -270,4 +280,4 @@ def test_diagnostics_are_none_where_there_is_nothing_to_compare():
 
 
 def test_the_table_holds_the_four_sets():
-    assert POSITIVES == {"ntxent": ntxent, "supcon": supcon, "rot-supcon": rot_supcon, "firm": firm}
+    assert {"ntxent": ntxent, "supcon": supcon, "rot-supcon": rot_supcon, "firm": firm} == POSITIVES

@@ -2,13 +2,13 @@
 
 import math
 
-import contracts
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import contracts
 from firm.outliers import OUTLIERS, CutPaste, Exposure, Rotations
 from firm.outliers.rotations import turned
 from firm.types import FirmError

@@ -103,7 +103,7 @@ def test_paper_is_the_paper():
         "normalise": "published",
     }
     assert settings == paper
-    assert PAPER == Recipe()
+    assert Recipe() == PAPER
 
 
 def test_authors_differ_in_what_is_documented_and_in_nothing_else():

@@ -1,13 +1,13 @@
 """Neighbours against brute force, every score against its formula, and images scored without regard to their company."""
 
-import contracts
 import numpy as np
-import oracles
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import contracts
+import oracles
 from firm import memory, scores
 from firm.encoder import Encoder, build, embed
 from firm.evaluate import balanced_subset, evaluate
@@ -292,9 +292,7 @@ def test_impossible_settings_are_named():
 def test_evaluation_is_the_auroc_of_the_scores(encoder, references, images, in_one_pass):
     anomalous = torch.tensor([False, True, True, False, True])
     scorings = {name: SCORINGS[name] for name in ("s_con", "s_shift*", "kde")}
-    found = evaluate(
-        encoder, PREPROCESSING, references=references, test=images, anomalous=anomalous, scorings=scorings
-    )
+    found = evaluate(encoder, PREPROCESSING, references=references, test=images, anomalous=anomalous, scorings=scorings)
     assert set(found) == set(scorings)
     for name, interval in found.items():
         expected = oracles.auroc(in_one_pass[1][name, 1].tolist(), anomalous.tolist())

@@ -221,7 +221,9 @@ def test_a_failure_at_any_moment_leaves_the_old_file_whole(tmp_path, monkeypatch
         write_atomically(path, b"new")
     monkeypatch.undo()
     if isinstance(failure, OSError):
-        assert str(caught.value) == f"cannot write {path}: No space left on device; the file that was there is unchanged"
+        assert (
+            str(caught.value) == f"cannot write {path}: No space left on device; the file that was there is unchanged"
+        )
     assert same(read(path)[0])
     assert only(path)
 
@@ -240,7 +242,9 @@ def test_a_folder_that_cannot_be_is_named(tmp_path):
 
 
 def test_nothing_is_pickled_anywhere():
-    forbidden = re.compile(r"^\s*(import|from)\s+(pickle|dill|joblib|shelve|marshal)\b|torch\.(load|save)\(|allow_pickle=True", re.M)
+    forbidden = re.compile(
+        r"^\s*(import|from)\s+(pickle|dill|joblib|shelve|marshal)\b|torch\.(load|save)\(|allow_pickle=True", re.M
+    )
     found = {
         str(path): match.group()
         for path in Path(firm.__file__).parent.rglob("*.py")

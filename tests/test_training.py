@@ -2,10 +2,10 @@
 
 import math
 
-import contracts
 import pytest
 import torch
 
+import contracts
 from firm.encoder import Encoder, Head
 from firm.images import Preprocessing
 from firm.outliers import Rotations

@@ -2,14 +2,14 @@
 
 import math
 
-import contracts
 import numpy as np
-import oracles
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import contracts
+import oracles
 from firm import colour
 from firm.colour import Jitter, jittered
 from firm.types import FirmError
@@ -135,7 +135,7 @@ def test_factors_fill_the_range_and_stay_in_it(what, limit):
     """A factor is read back from the image: the change is linear in it."""
     n = 400
     image = torch.tensor([[0.3, 0.4], [0.5, 0.4], [0.4, 0.4]]).view(1, 3, 1, 2).repeat(n, 1, 1, 1)
-    silent = {name: 0.0 for name in ("brightness", "contrast", "saturation", "hue")}
+    silent = dict.fromkeys(("brightness", "contrast", "saturation", "hue"), 0.0)
     found = jittered(image, Jitter(**(silent | {what: limit})), rng=contracts.generator())
     doubled = OPERATIONS[what](image[:1], torch.tensor([2.0])) - image[:1]
     factors = 1 + (found - image)[:, 0, 0, 0] / doubled[0, 0, 0, 0]
@@ -193,9 +193,10 @@ def test_a_constant_image_stays_constant(channels, views):
 
 def seen_windows(views, n, height, width):
     """Top, left, height and width of the windows drawn, read from a ramp: what a view shows of it is where it was."""
-    ramp = torch.stack(
-        torch.meshgrid(torch.arange(height).float(), torch.arange(width).float(), indexing="ij")
-    ) + torch.tensor([0.5, 0.5])[:, None, None]
+    ramp = (
+        torch.stack(torch.meshgrid(torch.arange(height).float(), torch.arange(width).float(), indexing="ij"))
+        + torch.tensor([0.5, 0.5])[:, None, None]
+    )
     size = 64
     shown = views._cropped(ramp.expand(n, -1, -1, -1), size, contracts.generator())
     inner = slice(size // 4, 3 * size // 4)  # clear of the repeated edges

@@ -270,6 +270,9 @@ def main() -> None:
 def _settle(device: str, threads: int) -> None:
     import torch
 
+    from firm.allocator import keep_freed_memory
+
+    keep_freed_memory()
     if threads:
         torch.set_num_threads(threads)
     try:

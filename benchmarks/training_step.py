@@ -1,0 +1,118 @@
+"""What a training step costs beside its network: ratios measured in one run, never seconds.
+
+    python benchmarks/training_step.py [--threads 1]
+
+1. Our whole step (data, outliers, views, loss, logging) over the bare forward, backward and optimiser step of the same
+   network on a ready batch: at most 1.15 at width 64 and 1.35 at width 16.
+2. The bare step's rate of multiplications over this machine's float32 matrix product: at least 0.80 at width 64.
+
+The two sides of a ratio take turns, so that a change of the machine's load meets both; the median of each is compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from torch import nn
+
+from firm.allocator import keep_freed_memory
+from firm.encoder import Encoder
+from firm.images import Preprocessing
+from firm.recipes.presets import PAPER
+from firm.recipes.recipe import change
+from firm.training import State, Task, start, train
+
+CIFAR_LIKE = torch.randint(0, 256, (512, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+
+
+def multiplications(settings: Encoder) -> int:
+    """Multiply-adds of one forward pass over one 32 px image, convolutions and linear layers."""
+    total = 0
+
+    def count(module: nn.Module, _inputs: object, output: torch.Tensor) -> None:
+        nonlocal total
+        weight = module.weight
+        total += output[0].numel() * weight.numel() // weight.shape[0]
+
+    network = start(settings, PAPER.training, seed=0).network.eval()
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            module.register_forward_hook(count)
+    with torch.no_grad():
+        network(torch.zeros(1, 3, 32, 32))
+    return total
+
+
+def timed(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def in_turn(rounds: int, *calls: Callable[[], object]) -> list[float]:
+    """Median seconds of each call, the calls taking turns after one unmeasured round."""
+    for call in calls:
+        call()
+    measured = [[timed(call) for call in calls] for _ in range(rounds)]
+    return [median(column) for column in zip(*measured, strict=True)]
+
+
+def bare_step(state: State, images: torch.Tensor) -> Callable[[], None]:
+    def step() -> None:
+        state.optimizer.zero_grad(set_to_none=True)
+        state.network(images).square().mean().backward()
+        state.optimizer.step()
+
+    return step
+
+
+def our_step(state: State, task: Task) -> Callable[[], None]:
+    steps = train(state, task)
+
+    def step() -> None:
+        progress = next(steps)
+        if progress.step % 10 == 0:  # as a run logs
+            float(progress.loss)
+            progress.diagnose()
+
+    return step
+
+
+def compare(width: int, rounds: int, target: float) -> None:
+    recipe = change(PAPER, {"encoder.width": width})
+    task = Task(CIFAR_LIKE, Preprocessing(32), recipe.outliers, recipe.views, recipe.positives, recipe.training, seed=0)
+    state = start(recipe.encoder, recipe.training, seed=0)
+    ready = task.batch(0).images.contiguous(memory_format=torch.channels_last)
+    ours, bare = in_turn(rounds, our_step(state, task), bare_step(state, ready))
+    print(f"width {width}: whole step / bare step = {ours / bare:.3f} (target: at most {target})")
+
+
+def matmul_share(rounds: int) -> None:
+    settings = PAPER.encoder
+    state = start(settings, PAPER.training, seed=0)
+    images = torch.randn(64, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    left, right = torch.randn(2048, 2048), torch.randn(2048, 2048)
+    step, product = in_turn(rounds, bare_step(state, images), lambda: left @ right)
+    rate = 3 * 64 * multiplications(settings) / step  # a backward pass costs two forward ones
+    share = rate / (2048**3 / product)
+    print(f"width 64: bare step reaches {share:.2f} of the matrix product's rate (target: at least 0.80)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    keep_freed_memory()
+    matmul_share(arguments.rounds)
+    compare(64, arguments.rounds, 1.15)
+    compare(16, 3 * arguments.rounds, 1.35)
+
+
+if __name__ == "__main__":
+    main()
