@@ -44,7 +44,7 @@ def items_of(images, batch):
     return [table[(image * 255).round().to(torch.uint8).numpy().tobytes()] for image in half]
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     inliers=st.sampled_from([2, 6, 8]),
     batch=st.sampled_from([2, 4, 8]),

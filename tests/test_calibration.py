@@ -83,5 +83,5 @@ def test_errors_name_the_fix():
     with pytest.raises(FirmError, match="needs held-out good images; set holdout above 0"):
         threshold_of(torch.empty(0), 0.05)
     for wrong in (0.0, 1.0, -0.1, 2.0, float("nan")):
-        with pytest.raises(FirmError, match="false_calls is .*; it must lie between 0 and 1"):
+        with pytest.raises(FirmError, match=r"false_calls is .*; it must lie between 0 and 1"):
             threshold_of(torch.zeros(3), wrong)

@@ -24,7 +24,6 @@ def columns(rows):
     return np.array([score for score, _ in rows]), np.array([label for _, label in rows])
 
 
-@settings(deadline=None)
 @given(rows=tables)
 def test_auroc_counts_pairs(rows):
     values, labels = columns(rows)
@@ -34,14 +33,12 @@ def test_auroc_counts_pairs(rows):
     assert auroc(torch.from_numpy(values), torch.from_numpy(labels)) == found
 
 
-@settings(deadline=None)
 @given(rows=tables)
 def test_auroc_turns_round_with_the_sign_and_is_never_flipped(rows):
     values, labels = columns(rows)
     assert auroc(-values, labels) == pytest.approx(1 - auroc(values, labels), abs=1e-12)
 
 
-@settings(deadline=None)
 @given(rows=tables, seed=st.integers(0, 99))
 def test_auroc_knows_ranks_only(rows, seed):
     values, labels = columns(rows)
@@ -58,7 +55,7 @@ def test_auroc_of_known_cases():
     assert auroc(np.array([0.0, 2, 1, 3]), labels) == 0.75
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(rows=tables)
 def test_interval_holds_its_value(rows):
     values, labels = columns(rows)

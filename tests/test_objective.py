@@ -74,7 +74,7 @@ def test_golden_values(kind):
     assert contrastive_loss(torch.cat([second, first]), mask, TAU, "pairwise").item() == pytest.approx(back, abs=6e-9)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(group=groups, kind=kinds, layout=layouts, seed=seeds, tau=st.floats(0.05, 2))
 def test_loss_is_the_loops(group, kind, layout, seed, tau):
     z = random_z(2 * len(group), seed=seed)
@@ -83,7 +83,7 @@ def test_loss_is_the_loops(group, kind, layout, seed, tau):
     assert contrastive_loss(z, POSITIVES[kind](source, both), tau, layout).item() == pytest.approx(expected, abs=1e-9)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(group=groups, kind=kinds, order=st.randoms())
 def test_positive_sets_are_the_words_of_the_paper(group, kind, order):
     places = list(range(2 * len(group)))
@@ -116,7 +116,7 @@ def test_sizes_of_the_positive_sets():
     assert sizes == {"ntxent": [1, 1], "supcon": [15, 47], "rot-supcon": [15, 15], "firm": [15, 1]}
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(group=groups, kind=kinds, seed=seeds)
 def test_concat_knows_no_order_of_views(group, kind, seed):
     z = random_z(2 * len(group), seed=seed)
@@ -127,7 +127,7 @@ def test_concat_knows_no_order_of_views(group, kind, seed):
     torch.testing.assert_close(shuffled, expected, rtol=1e-12, atol=1e-12)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(group=groups, kind=kinds, layout=layouts, seed=seeds)
 def test_order_of_images_does_not_matter_in_either_layout(group, kind, layout, seed):
     n = len(group)

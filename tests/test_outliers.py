@@ -101,7 +101,7 @@ def test_a_missing_pool_is_named(tmp_path):
 # --- CutPaste ---
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(name=st.sampled_from(CUTPASTES), level=st.integers(0, 255), seed=st.integers(0, 2**32))
 def test_no_image_comes_back_unchanged(name, level, seed):
     """Not even a blank one, of which every piece looks alike."""

@@ -1,4 +1,4 @@
-"""Neighbours against brute force, every score against its formula, and images scored without regard to their company."""
+"""Neighbours against brute force, every score against its formula, and images scored whatever their company."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def vectors(n, dim=5, seed=0):
 # --- neighbours ---
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(queries=st.integers(1, 12), bank=st.integers(1, 12), k=st.integers(1, 12), chunk=st.sampled_from([1, 20, 2**24]))
 def test_neighbours_are_those_of_brute_force(queries, bank, k, chunk):
     asked, known = unit(vectors(queries)), unit(vectors(bank, seed=1))
@@ -54,7 +54,7 @@ def test_neighbours_are_those_of_brute_force(queries, bank, k, chunk):
         np.testing.assert_allclose(nearest(asked, known, k).numpy(), expected, atol=1e-6)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(size=st.integers(2, 12), data=st.data(), chunk=st.sampled_from([1, 20, 2**24]))
 def test_left_out_of_its_own_neighbours(size, data, chunk):
     k = data.draw(st.integers(1, size - 1))
@@ -111,7 +111,7 @@ def test_every_score_keeps_the_contract(score):
     contracts.check_score(score, normal, strange)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(k=st.integers(1, 6), norm=st.booleans(), seed=st.integers(0, 999))
 def test_knn_is_its_formula(k, norm, seed):
     bank, queries = vectors(6, seed=seed), vectors(3, seed=seed + 1)

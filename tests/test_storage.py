@@ -58,12 +58,6 @@ def test_what_is_stored_comes_back(tmp_path):
     assert card == CARD | {"kind": "part", "schema": 2}
 
 
-def test_the_same_content_makes_the_same_file(tmp_path):
-    (tmp_path / "again").mkdir()
-    first, again = stored(tmp_path), stored(tmp_path / "again")
-    assert first.read_bytes() == again.read_bytes()
-
-
 def test_parameters_are_stored_without_their_graph(tmp_path):
     path = tmp_path / "deep" / "folder" / "p.safetensors"
     weight = torch.nn.Parameter(torch.ones(3))
@@ -79,30 +73,27 @@ def test_a_truncated_file_is_refused(tmp_path, part):
     refused(path, "is not a readable firm file")
 
 
-WHOLE = {}
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The bytes of a good file, and a place for a damaged copy."""
+    folder = tmp_path_factory.mktemp("files")
+    return stored(folder).read_bytes(), folder / "damaged.safetensors"
 
 
-def whole_file(tmp_path_factory):
-    if not WHOLE:
-        WHOLE["bytes"] = stored(tmp_path_factory.mktemp("whole")).read_bytes()
-        WHOLE["damaged"] = tmp_path_factory.mktemp("damaged") / "part.safetensors"
-    return WHOLE["bytes"], WHOLE["damaged"]
-
-
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(place=st.floats(0, 1, exclude_max=True), change=st.integers(1, 255))
-def test_no_flipped_byte_goes_unnoticed(tmp_path_factory, place, change):
-    content, path = whole_file(tmp_path_factory)
+def test_no_flipped_byte_goes_unnoticed(whole, place, change):
+    content, path = whole
     damaged = bytearray(content)
     damaged[int(place * len(content))] ^= change
     path.write_bytes(damaged)
     try:
         tensors, card = read(path)
-    except FirmError as error:
-        assert str(path) in str(error)
-    else:  # white space of the header may change without a meaning
-        assert same(tensors)
-        assert card == CARD | {"kind": "part", "schema": 2}
+    except FirmError:
+        return
+    # white space of the header may change without a meaning
+    assert same(tensors)
+    assert card == CARD | {"kind": "part", "schema": 2}
 
 
 def test_a_flipped_number_is_called_damage(tmp_path):

@@ -58,7 +58,7 @@ def test_factors_mean_what_they_mean_to_pillow(what, factor):
         torch.testing.assert_close(result, applied(image, what, factor), rtol=0, atol=LEVEL)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(turn=st.floats(-0.5, 0.5), seed=st.integers(0, 2**32))
 def test_hue_is_turned_as_the_standard_library_turns_it(turn, seed):
     image = floats(1, side=3, seed=seed)
@@ -158,7 +158,7 @@ def test_jitter_changes_so_many_images(probability):
 # --- crop, flip and blur ---
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_a_window_is_the_loops(data):
     height, width, size = (data.draw(st.integers(2, 9)) for _ in range(3))

@@ -1,3 +1,41 @@
-"""FIRM: visual anomaly detection from good images alone."""
+"""FIRM: visual anomaly detection from good images alone. Higher scores are more anomalous, everywhere.
+
+The map in flow order:
+
+    data        images in: CIFAR-10/100, Fashion-MNIST, Cats-vs-Dogs, folders, drawn parts
+    outliers    inliers -> synthetic outliers;   views    one image -> a positive pair
+    batching    both -> Batch;                   encoder  ResNet-18 and head
+    objective   four positive sets, one loss;    training the loop;   runs  its folder and resume
+    memory      nearest neighbours;              scores   s_con, s_shift, s_ens, s_proto, KDE
+    detector    fit, score, predict, save, load; evaluate, bench, report, cli
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from firm.data import load as load
+    from firm.detector import Detector as Detector
+    from firm.recipes.presets import recipe as recipe
+    from firm.recipes.recipe import Recipe as Recipe
+    from firm.recipes.recipe import change as change
 
 __version__ = "0.1.0"
+__all__ = ["Detector", "Recipe", "change", "load", "recipe"]
+
+_HOME = {
+    "Detector": "firm.detector",
+    "Recipe": "firm.recipes.recipe",
+    "change": "firm.recipes.recipe",
+    "load": "firm.data",
+    "recipe": "firm.recipes.presets",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """The public names, imported when first used: the command line's help must not wait for torch."""
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'firm' has no attribute {name!r}")

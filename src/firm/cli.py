@@ -172,7 +172,7 @@ def card(model: Model) -> None:
 
 @app.command()
 def bench(
-    table: Annotated[list[str], typer.Argument(help="objectives, exposure")],
+    table: Annotated[list[str], typer.Argument(help="objectives, exposure, short-budget")],
     scale: Annotated[str, typer.Option(help="smoke, short or paper; only `paper` is the paper's protocol.")] = "smoke",
     seeds: Annotated[int, typer.Option(help="How many seeds, from 0.")] = 2,
     results: Annotated[Path, typer.Option(help="One JSON file per run.")] = Path("docs/results/runs"),
@@ -283,12 +283,10 @@ def _settle(device: str, threads: int) -> None:
 
 
 def _recipe(preset: str, settings: list[str] | None) -> Recipe:
-    from firm.recipes.presets import PRESETS
-    from firm.recipes.recipe import change, parse_settings
+    from firm.recipes.presets import recipe
+    from firm.recipes.recipe import parse_settings
 
-    if preset not in PRESETS:
-        raise FirmError(f"no preset {preset!r}; use one of {', '.join(PRESETS)}")
-    return change(PRESETS[preset], parse_settings(settings or []))
+    return recipe(preset, **parse_settings(settings or []))
 
 
 def _gather(images: list[str]) -> tuple[list[str], list[Tensor], list[tuple[Path, str]]]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from firm.colour import Jitter
 from firm.encoder import Encoder, Head
+from firm.outliers import CutPaste
 from firm.recipes.recipe import Recipe, change
 from firm.scores import Knn, Scoring
 from firm.training import Training
+from firm.types import FirmError
 
 PAPER = Recipe()
 
@@ -30,11 +32,11 @@ FAST = Recipe(
 PARTS = change(
     FAST,
     {
-        "outliers": "cutpaste-union",
+        "outliers": CutPaste(variant="union", per_inlier=1),
         "views.crop": (0.8, 1.0),
         "views.jitter": Jitter(brightness=0.1, contrast=0.1, saturation=0.1, hue=0.02),
         "views.blur": 0.0,
-        "training.epochs": 60,
+        "training.epochs": 40,
         "zoom": 1.0,
         "normalise": "inliers",
         "score": Scoring(by=Knn(k=1)),
@@ -42,3 +44,10 @@ PARTS = change(
 )
 
 PRESETS = {"paper": PAPER, "authors": AUTHORS, "fast": FAST, "parts": PARTS}
+
+
+def recipe(preset: str, **changes: object) -> Recipe:
+    """A preset by name, changed by path: `recipe("fast", **{"training.epochs": 20})`."""
+    if preset not in PRESETS:
+        raise FirmError(f"no preset {preset!r}; use one of {', '.join(PRESETS)}")
+    return change(PRESETS[preset], changes)

@@ -141,7 +141,7 @@ def _typed(hint: Any, value: Any, path: str) -> Any:
         return _tuple(typing.get_args(hint), value, path)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    wanted = hint if isinstance(hint, type) else object
+    wanted = typing.get_origin(hint) or (hint if isinstance(hint, type) else object)
     plain = not (isinstance(value, bool) and hint in (int, float))
     if hint in (OutlierSource, Views, Score):
         wanted, plain = object, is_dataclass(value)

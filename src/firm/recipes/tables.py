@@ -35,7 +35,18 @@ EXPOSURE = Table(
     rows={"firm": {}, "firm + OE": {"outliers": "exposure"}},
     data=("cifar10:bird", "cifar10:dog"),
 )
-TABLES = {"objectives": OBJECTIVES, "exposure": EXPOSURE}
+SHORT_BUDGET = Table(
+    title="Head and learning rate on a short budget",
+    rows={
+        "firm": {},
+        "lr 0.01": {"training.lr": 0.01},
+        "lr 0.2": {"training.lr": 0.2},
+        "8 hidden layers, lr 0.01": {"encoder.head.hidden": (512,) * 8, "training.lr": 0.01},
+        "8 hidden layers, lr 0.05": {"encoder.head.hidden": (512,) * 8},
+    },
+    data=("fashion-mnist:sandal",),
+)
+TABLES = {"objectives": OBJECTIVES, "exposure": EXPOSURE, "short-budget": SHORT_BUDGET}
 
 
 def plan(table: Table, scale: str, seeds: list[int]) -> list[Experiment]:
