@@ -108,6 +108,24 @@ def test_a_batch_is_a_function_of_seed_and_step(outliers):
     assert torch.equal(images, before)
 
 
+def test_every_step_draws_outliers_and_views_of_its_own():
+    drawn = []
+
+    class Watched(CutPaste):
+        def __call__(self, inliers, *, rng, copy=None):
+            drawn.append(torch.rand(1, generator=rng).item())
+            return super().__call__(inliers, rng=rng, copy=copy)
+
+    def watched(images, size, *, rng):
+        drawn.append(torch.rand(1, generator=rng).item())
+        return CLEAN(images, size, rng=rng)
+
+    images = contracts.images_of(8, 3, SIDE)
+    for step in range(6):
+        composed(images, step, outliers=Watched(), views=watched)
+    assert len(drawn) == len(set(drawn)) == 12
+
+
 def test_a_quarter_of_the_items_are_inliers_in_expectation():
     images = contracts.images_of(64, 3, SIDE)
     counts = [int((composed(images, step, batch=32).group[:32] == 0).sum()) for step in range(8 * 12)]
@@ -158,5 +176,7 @@ def test_colour_outliers_stand_beside_grey_inliers(tmp_path):
         assert torch.equal(is_grey, made.group == 0)
         outside = {image.tobytes() for image in pool.transpose(0, 3, 1, 2)}
         assert all(image.numpy().tobytes() in outside for image in shown[made.group != 0])
+        inside = {image.expand(3, -1, -1).numpy().tobytes() for image in images}
+        assert all(image.numpy().tobytes() in inside for image in shown[made.group == 0])
     made = composed(images, 0, batch=2, outliers=source, stratified=True)
     assert made.group.tolist() == [0, 1] * 2

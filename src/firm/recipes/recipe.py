@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -53,6 +52,7 @@ NAMED: dict[type, Mapping[str, Any]] = {
     Score: SCORES,
     Scoring: SCORINGS,
 }
+FAMILIES = (OutlierSource, Views, Score)  # fields that hold any member; JSON names its kind
 
 
 def change(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
@@ -127,26 +127,35 @@ def _changed(owner: Any, path: list[str], value: Any, whole: str) -> Any:
 def _typed(hint: Any, value: Any, path: str) -> Any:
     """The value as the field's type wants it, or a sentence saying what it wants."""
     if hint in NAMED and isinstance(value, str):
-        if value not in NAMED[hint]:
-            raise FirmError(f"{path} is {value!r}; use one of {', '.join(NAMED[hint])}")
-        return NAMED[hint][value]
-    if hint in NAMED and isinstance(value, Mapping) and "kind" in value:
-        kinds = {_kind(member): member for member in _members()}
-        if value["kind"] not in kinds:
-            raise FirmError(f"{path} is of kind {value['kind']!r}, which this firm does not know")
-        return _read(kinds[value["kind"]], {k: v for k, v in value.items() if k != "kind"}, path)
+        return _named(NAMED[hint], value, path)
+    if hint in FAMILIES:
+        return _member(hint, value, path)
     if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, Mapping):
         return _read(hint, value, path)
     if typing.get_origin(hint) is tuple and isinstance(value, list | tuple):
         return _tuple(typing.get_args(hint), value, path)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    wanted = typing.get_origin(hint) or (hint if isinstance(hint, type) else object)
-    plain = not (isinstance(value, bool) and hint in (int, float))
-    if hint in (OutlierSource, Views, Score):
-        wanted, plain = object, is_dataclass(value)
-    if not isinstance(value, wanted) or not plain:
+    wanted = typing.get_origin(hint) or hint
+    if not isinstance(value, wanted) or (isinstance(value, bool) and hint is not bool):
         raise FirmError(f"{path} is {value!r}; it must be of type {getattr(hint, '__name__', hint)}")
+    return value
+
+
+def _named(table: Mapping[str, Any], name: str, path: str) -> Any:
+    if name not in table:
+        raise FirmError(f"{path} is {name!r}; use one of {', '.join(table)}")
+    return table[name]
+
+
+def _member(family: type, value: Any, path: str) -> Any:
+    """A member of a family: itself, or the JSON that names its kind."""
+    kinds = {_kind(type(member)): type(member) for member in NAMED[family].values()}
+    if isinstance(value, Mapping) and "kind" in value:
+        kind = _named(kinds, value["kind"], f"{path}.kind")
+        return _read(kind, {k: v for k, v in value.items() if k != "kind"}, path)
+    if not is_dataclass(value) or isinstance(value, type):
+        raise FirmError(f"{path} is {value!r}; use one of {', '.join(NAMED[family])}")
     return value
 
 
@@ -168,13 +177,13 @@ def _read(kind: type, data: Mapping[str, Any], path: str) -> Any:
 
 @cache
 def _hints(kind: type) -> dict[str, Any]:
-    return {name: hint for name, hint in typing.get_type_hints(kind).items() if not isinstance(hint, types.UnionType)}
+    return typing.get_type_hints(kind)
 
 
 @cache
 def _members() -> frozenset[type]:
     """Every class that stands in a family's field."""
-    return frozenset(type(value) for kind, table in NAMED.items() if kind is not Scoring for value in table.values())
+    return frozenset(type(value) for family in FAMILIES for value in NAMED[family].values())
 
 
 def _kind(member: type) -> str:

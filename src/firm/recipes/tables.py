@@ -38,11 +38,9 @@ EXPOSURE = Table(
 SHORT_BUDGET = Table(
     title="Head and learning rate on a short budget",
     rows={
-        "firm": {},
-        "lr 0.01": {"training.lr": 0.01},
-        "lr 0.2": {"training.lr": 0.2},
-        "8 hidden layers, lr 0.01": {"encoder.head.hidden": (512,) * 8, "training.lr": 0.01},
-        "8 hidden layers, lr 0.05": {"encoder.head.hidden": (512,) * 8},
+        f"{layers} hidden, lr {lr}": {"encoder.head.hidden": (512,) * layers, "training.lr": lr}
+        for layers in (1, 8)
+        for lr in (0.01, 0.05)
     },
     data=("fashion-mnist:sandal",),
 )
