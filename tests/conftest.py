@@ -1,8 +1,31 @@
-"""Settings of the whole suite."""
+"""Shapes in signatures are checked while the tests run; one thread, so that equal means equal on any machine."""
+
+from __future__ import annotations
 
 import torch
 from hypothesis import settings
+from jaxtyping import install_import_hook
 
-torch.set_num_threads(1)  # the tensors here are small, and threads that wait for each other are many times slower
-settings.register_profile("firm", deadline=None)  # a busy machine is no failure
+torch.set_num_threads(1)
+settings.register_profile("firm", deadline=None)  # tests must pass on a loaded machine
 settings.load_profile("firm")
+
+CHECKED = [
+    f"firm.{name}"
+    for name in (
+        "batching",
+        "calibration",
+        "colour",
+        "encoder",
+        "evaluate",
+        "images",
+        "memory",
+        "metrics",
+        "objective",
+        "outliers",
+        "scores",
+        "training",
+        "views",
+    )
+]
+install_import_hook(CHECKED, "shape_check.checked")

@@ -85,3 +85,12 @@ def test_errors_name_the_fix():
     for wrong in (0.0, 1.0, -0.1, 2.0, float("nan")):
         with pytest.raises(FirmError, match=r"false_calls is .*; it must lie between 0 and 1"):
             threshold_of(torch.zeros(3), wrong)
+
+
+def test_a_score_that_is_not_a_number_makes_no_threshold():
+    with pytest.raises(FirmError, match="not finite"):
+        threshold_of(torch.tensor([0.1, float("nan"), 0.3]), 0.05)
+
+
+def test_the_rank_is_never_zero():
+    assert threshold_of(torch.tensor([0.1, 0.2, 0.3]), 1 - 1e-11).value == pytest.approx(0.1)

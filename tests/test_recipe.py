@@ -195,7 +195,7 @@ def test_values_by_name_by_kind_and_as_they_are(path, value, expected):
         ("epochs", 3, "no setting 'epochs'; Recipe has positives, outliers, views, encoder, training, score, size"),
         ("training.epoch", 3, r"no setting 'training\.epoch'; Training has epochs, batch, temperature"),
         ("encoder.head.depth", 3, r"no setting 'encoder\.head\.depth'; Head has hidden, out, last_norm"),
-        ("size.width", 3, r"no setting 'size\.width'; size is a plain value"),
+        ("size.width", 3, r"no setting 'size\.width'; size has no settings"),
         ("", 3, "no setting ''; Recipe has"),
         ("training.epochs", "many", r"training\.epochs is 'many'; it must be of type int"),
         ("training.epochs", 2.5, r"training\.epochs is 2\.5; it must be of type int"),
@@ -362,3 +362,15 @@ def test_only_the_paper_scale_is_the_papers_protocol():
         assert reduced.test_images > 0
     with pytest.raises(FirmError, match="no scale 'long'; use one of smoke, short, paper"):
         experiment("cifar10:bird", {}, "long", 0)
+
+
+def test_changes_are_judged_together_in_no_order():
+    start = change(PAPER, {"outliers": "exposure"})
+    both = {"positives": "rot-supcon", "outliers": "rotations"}
+    assert change(start, both) == change(start, dict(reversed(both.items()))) == change(PAPER, {"positives": "rot-supcon"})
+    assert change(PAPER, {"outliers.variant": "scar", "outliers": "cutpaste"}).outliers.variant == "scar"
+
+
+def test_a_member_of_another_family_is_refused():
+    with pytest.raises(FirmError, match="outliers is Knn"):
+        change(PAPER, {"outliers": Knn()})

@@ -201,7 +201,7 @@ def expected_scores(name, k, by_hand):
 @pytest.fixture(scope="module")
 def in_one_pass(encoder, references, images):
     """All scorings with k = 1 and k = 3 from one call."""
-    scorings = {(name, k): with_k(scoring, k) for name, scoring in SCORINGS.items() for k in (1, 3)}
+    scorings = {f"{name} {k}": with_k(scoring, k) for name, scoring in SCORINGS.items() for k in (1, 3)}
     fitted = fit_scorings(scorings, reference_features(encoder, PREPROCESSING, references, 4))
     return fitted, score_images(encoder, PREPROCESSING, images, fitted)
 
@@ -209,20 +209,20 @@ def in_one_pass(encoder, references, images):
 @pytest.mark.parametrize("name", SCORINGS)
 @pytest.mark.parametrize("k", [1, 3])
 def test_every_scoring_is_its_equation(name, k, by_hand, in_one_pass):
-    found = in_one_pass[1][name, k]
+    found = in_one_pass[1][f"{name} {k}"]
     assert float(found.std()) > 1e-4  # the images differ, or there would be nothing to compare
     np.testing.assert_allclose(found.numpy(), expected_scores(name, k, by_hand), rtol=1e-3, atol=1e-5)
 
 
 def test_one_pass_is_each_scoring_alone(encoder, images, in_one_pass):
     fitted, together = in_one_pass
-    for name in (("s_con", 1), ("s_shift*", 3), ("s_ens", 1), ("kde", 1)):
+    for name in ("s_con 1", "s_shift* 3", "s_ens 1", "kde 1"):
         alone = score_images(encoder, PREPROCESSING, images, {name: fitted[name]})
         assert torch.equal(alone[name], together[name])
 
 
 def test_a_score_does_not_depend_on_company(encoder, images, in_one_pass, monkeypatch):
-    wanted = {name: in_one_pass[0][name] for name in (("s_con", 1), ("s_con*", 3), ("s_ens*", 1), ("kde", 1))}
+    wanted = {name: in_one_pass[0][name] for name in ("s_con 1", "s_con* 3", "s_ens* 1", "kde 1")}
     alone = [score_images(encoder, PREPROCESSING, image[None], wanted) for image in images]
     monkeypatch.setattr(scores, "BATCH", 2)
     in_pairs = score_images(encoder, PREPROCESSING, images.flip(0), wanted)
@@ -235,12 +235,12 @@ def test_a_score_does_not_depend_on_company(encoder, images, in_one_pass, monkey
 def test_a_reference_image_is_the_least_anomalous(encoder, references, in_one_pass):
     found = score_images(encoder, PREPROCESSING, references, in_one_pass[0])
     for name in ("s_con", "s_shift"):
-        torch.testing.assert_close(found[name, 1], torch.zeros(len(references)), rtol=0, atol=1e-5)
-        assert float(in_one_pass[1][name, 1].min()) > 1e-4
+        torch.testing.assert_close(found[f"{name} 1"], torch.zeros(len(references)), rtol=0, atol=1e-5)
+        assert float(in_one_pass[1][f"{name} 1"].min()) > 1e-4
 
 
 def test_progress_and_nothing_to_score(encoder, images, in_one_pass, monkeypatch):
-    wanted = {"plain": in_one_pass[0]["s_con", 1]}
+    wanted = {"plain": in_one_pass[0]["s_con 1"]}
     monkeypatch.setattr(scores, "BATCH", 2)
     told = []
     score_images(encoder, PREPROCESSING, images, wanted, told.append)
@@ -295,14 +295,14 @@ def test_evaluation_is_the_auroc_of_the_scores(encoder, references, images, in_o
     found = evaluate(encoder, PREPROCESSING, references=references, test=images, anomalous=anomalous, scorings=scorings)
     assert set(found) == set(scorings)
     for name, interval in found.items():
-        expected = oracles.auroc(in_one_pass[1][name, 1].tolist(), anomalous.tolist())
+        expected = oracles.auroc(in_one_pass[1][f"{name} 1"].tolist(), anomalous.tolist())
         assert interval.value == pytest.approx(expected)
         assert 0 <= interval.low <= interval.high <= 1
 
 
 @given(normal=st.integers(0, 20), wrong=st.integers(0, 20), wanted=st.integers(0, 50), seed=st.integers(0, 9))
 def test_a_reduced_test_set_is_half_and_half_where_it_can_be(normal, wrong, wanted, seed):
-    anomalous = torch.tensor([False] * normal + [True] * wrong)
+    anomalous = torch.tensor([False] * normal + [True] * wrong, dtype=torch.bool)
     chosen = balanced_subset(anomalous, wanted, seed=seed)
     assert chosen.tolist() == sorted(set(chosen.tolist()))
     assert torch.equal(chosen, balanced_subset(anomalous, wanted, seed=seed))

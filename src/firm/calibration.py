@@ -35,6 +35,8 @@ def threshold_of(held_out: Float[Tensor, " n"], false_calls: float) -> Threshold
         raise FirmError("a threshold needs held-out good images; set holdout above 0 or give more images")
     if not 0 < false_calls < 1:
         raise FirmError(f"false_calls is {false_calls}; it must lie between 0 and 1")
-    rank = min(n, math.ceil((n + 1) * (1 - false_calls) - 1e-9))
+    if not bool(held_out.isfinite().all()):
+        raise FirmError("a held-out score is not finite; the training diverged, lower training.lr")
+    rank = max(1, min(n, math.ceil((n + 1) * (1 - false_calls) - 1e-9)))
     ordered = held_out.double().sort().values
     return Threshold(float(ordered[rank - 1]), 1 - rank / (n + 1), n)

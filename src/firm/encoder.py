@@ -25,6 +25,10 @@ class Head:
     out: int = 128
     last_norm: bool = False  # the authors' code ends on a batch norm without scale, which resists collapse
 
+    def __post_init__(self) -> None:
+        if min(*self.hidden, self.out, self.out) < 1:
+            raise FirmError(f"a head of {self.hidden} + {self.out} has an empty layer; use sizes of at least 1")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Encoder:

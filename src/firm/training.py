@@ -51,7 +51,7 @@ class Training:
         ):
             if value not in allowed:
                 raise FirmError(f"training.{name} is {value!r}; use one of {', '.join(allowed)}")
-        if self.epochs < 1 or self.batch < 2 or self.temperature <= 0 or not 0 <= self.warmup < 1:
+        if self.epochs < 1 or self.batch < 2 or not 0 < self.temperature < math.inf or not 0 <= self.warmup < 1:
             raise FirmError("training needs epochs >= 1, batch >= 2, temperature > 0 and warmup in 0..1")
         if not (0 < self.lr < math.inf and 0 <= self.momentum < 1 and 0 <= self.weight_decay < math.inf):
             raise FirmError("training needs lr > 0, momentum in 0..1 and weight_decay >= 0")

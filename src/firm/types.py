@@ -6,7 +6,7 @@ One sign holds everywhere: a higher score is more anomalous.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -56,6 +56,7 @@ class Outliers:
     where: Bool[Tensor, "n h w"] | None = None
 
 
+@runtime_checkable
 class OutlierSource(Protocol):
     """Inliers in, as many outliers out, each made from the inlier in its place (or replacing it)."""
 
@@ -80,6 +81,7 @@ class OutlierSource(Protocol):
         ...
 
 
+@runtime_checkable
 class Views(Protocol):
     """Images in, two independent views of each out: the positive pairs."""
 
@@ -88,18 +90,21 @@ class Views(Protocol):
     ) -> tuple[Float[Tensor, "n c size size"], Float[Tensor, "n c size size"]]: ...
 
 
+@runtime_checkable
 class PositiveSet(Protocol):
     """P(i) as row i of a mask; the diagonal is always False."""
 
     def __call__(self, source: Int[Tensor, " b"], group: Int[Tensor, " b"]) -> Bool[Tensor, "b b"]: ...
 
 
+@runtime_checkable
 class Scorer(Protocol):
     """A score fitted to normal embeddings. Higher = more anomalous, always."""
 
     def __call__(self, embeddings: Float[Tensor, "n d"]) -> Float[Tensor, " n"]: ...
 
 
+@runtime_checkable
 class Score(Protocol):
     """The settings of a score; fitting returns the scorer."""
 

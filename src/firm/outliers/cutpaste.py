@@ -33,6 +33,10 @@ class CutPaste:
     def __post_init__(self) -> None:
         if self.variant not in VARIANTS:
             raise FirmError(f"no CutPaste variant {self.variant!r}; use one of {', '.join(VARIANTS)}")
+        if not 0 < self.area[0] <= self.area[1] < 1 or not 0 < self.aspect <= 1:
+            raise FirmError(
+                f"outliers.area {self.area} must rise within 0..1 and outliers.aspect {self.aspect} lie in it"
+            )
         if self.per_inlier < 1:
             raise FirmError(f"outliers.per_inlier is {self.per_inlier}; there must be at least 1 outlier to an inlier")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from firm.data.exposure import Exposure as Pool
 from firm.data.exposure import exposure
 from firm.outliers.rotations import turned
-from firm.types import Outliers
+from firm.types import FirmError, Outliers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +32,13 @@ class Exposure:
         return 3 if self.rotate else 1
 
     def __call__(self, inliers: Tensor, *, rng: torch.Generator, copy: Tensor | None = None) -> Outliers:
+        n, _, height, width = inliers.shape
+        if height != width:
+            raise FirmError(
+                f"images of {width} x {height} pixels cannot stand beside exposure images; make them square"
+            )
         pool = _open(self.path)
-        n = len(inliers)
-        images = pool.take(torch.randint(len(pool), (n,), generator=rng), inliers.shape[-1])
+        images = pool.take(torch.randint(len(pool), (n,), generator=rng), width)
         if not self.rotate:
             return Outliers(images, torch.ones(n, dtype=torch.long))
         quarter = torch.randint(1, 4, (n,), generator=rng)

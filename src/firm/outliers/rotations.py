@@ -23,7 +23,7 @@ class Rotations:
         return Outliers(turned(inliers, quarter), quarter)
 
 
-def turned(images: Shaped[Tensor, "n c s s"], quarters: Int[Tensor, " n"] | int) -> Shaped[Tensor, "n c s s"]:
+def turned(images: Shaped[Tensor, "n c h w"], quarters: Int[Tensor, " n"] | int) -> Shaped[Tensor, "n c h w"]:
     """Turn counter-clockwise by quarter turns, exactly: pixels move, none is interpolated."""
     if images.shape[-1] != images.shape[-2]:
         height, width = images.shape[-2:]

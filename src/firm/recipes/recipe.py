@@ -57,9 +57,7 @@ FAMILIES = (OutlierSource, Views, Score)  # fields that hold any member; JSON na
 
 def change(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     """A copy with values replaced by path: `{"training.batch": 16, "outliers": "cutpaste"}`."""
-    for path, value in changes.items():
-        recipe = _changed(recipe, path.split("."), value, path)
-    return recipe
+    return _changed(recipe, {tuple(path.split(".")): value for path, value in changes.items()}, "")
 
 
 def parse_settings(settings: list[str]) -> dict[str, Any]:
@@ -112,16 +110,21 @@ def _default(one: dataclasses.Field[Any]) -> Any:
     return one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
 
 
-def _changed(owner: Any, path: list[str], value: Any, whole: str) -> Any:
-    names = [f.name for f in fields(owner)]
-    if path[0] not in names:
-        raise FirmError(f"no setting {whole!r}; {type(owner).__name__} has {', '.join(names)}")
-    if len(path) > 1:
-        inner = getattr(owner, path[0])
-        if not is_dataclass(inner):
-            raise FirmError(f"no setting {whole!r}; {path[0]} is a plain value")
-        value = _changed(inner, path[1:], value, whole)
-    return dataclasses.replace(owner, **{path[0]: _typed(_hints(owner.__class__)[path[0]], value, whole)})
+def _changed(owner: Any, changes: Mapping[tuple[str, ...], Any], prefix: str) -> Any:
+    """All changes below one owner at once: what must fit together is judged together, in no order."""
+    hints = {f.name: _hints(owner.__class__)[f.name] for f in fields(owner)} if is_dataclass(owner) else {}
+    fresh = {}
+    for name in dict.fromkeys(path[0] for path in changes):
+        path = f"{prefix}{name}"
+        if name not in hints:
+            has = f"{type(owner).__name__} has {', '.join(hints)}" if hints else f"{prefix[:-1]} has no settings"
+            raise FirmError(f"no setting {path!r}; {has}")
+        value = getattr(owner, name)
+        if (name,) in changes:
+            value = _typed(hints[name], changes[name,], path)
+        deeper = {rest[1:]: new for rest, new in changes.items() if rest[0] == name and len(rest) > 1}
+        fresh[name] = _changed(value, deeper, f"{path}.") if deeper else value
+    return dataclasses.replace(owner, **fresh)
 
 
 def _typed(hint: Any, value: Any, path: str) -> Any:
@@ -154,7 +157,7 @@ def _member(family: type, value: Any, path: str) -> Any:
     if isinstance(value, Mapping) and "kind" in value:
         kind = _named(kinds, value["kind"], f"{path}.kind")
         return _read(kind, {k: v for k, v in value.items() if k != "kind"}, path)
-    if not is_dataclass(value) or isinstance(value, type):
+    if not isinstance(value, family) or isinstance(value, type):
         raise FirmError(f"{path} is {value!r}; use one of {', '.join(NAMED[family])}")
     return value
 
