@@ -15,7 +15,7 @@ import pytest
 from firm.bench import FINAL, result_path, results, run_missing
 from firm.metrics import aulc
 from firm.recipes.experiment import Experiment
-from firm.recipes.recipe import change
+from firm.recipes.recipe import change, to_json
 from firm.recipes.tables import TABLES, experiment, plan
 from firm.report.tables import published, report
 from firm.types import FirmError
@@ -71,7 +71,7 @@ def test_a_run_that_another_process_makes_is_left_to_it(root: Path) -> None:
     handle = os.open(work / "claim", os.O_CREAT | os.O_RDWR)
     fcntl.flock(handle, fcntl.LOCK_EX)
     try:
-        assert list(run_missing([one], root / "results", root / "work")) == []
+        assert ["another process" in line for line in run_missing([one], root / "results", root / "work")] == [True]
     finally:
         os.close(handle)
     assert len(list(run_missing([one], root / "results", root / "work"))) == 1
@@ -109,19 +109,71 @@ def test_the_report_prints_scale_seeds_and_published_numbers(root: Path) -> None
     for seed in (0, 1):
         for changes in table.rows.values():
             target = experiment("fashion-mnist:sandal", changes, "short", seed)
-            result_path(stored, target).write_text(json.dumps(one | {"seed": seed}))
-    text = report([table], ["objectives"], "short", [0, 1], stored)
+            result_path(stored, target).write_text(json.dumps(one | {"seed": seed, "recipe": to_json(target.recipe)}))
+    text = report({"objectives": table}, "short", [0, 1], stored)
     assert "Reduced scale" in text
     assert "seeds 0, 1" in text
     assert "98.6" in text  # the paper's FIRM on sandal
     assert "FIRM less ntxent: last +0.0" in text
     for name in table.rows:
         assert f"| {name} | 2 |" in text
-    empty = report([table], ["objectives"], "paper", [0], stored)
+    assert "3 of 6 pairs" not in text  # equal values are no order
+    assert "0 of 6 pairs as in the paper" in text
+    assert "FIRM above ntxent: by last s_con k=1 on 0" in text
+    empty = report({"objectives": table}, "paper", [0], stored)
     assert "| firm | 0 |" in empty
 
 
+def test_the_report_does_not_call_shared_what_the_rows_vary(root: Path) -> None:
+    todo = tiny_plan()[:1]
+    list(run_missing(todo, root / "results", root / "work"))
+    one = json.loads(result_path(root / "results", todo[0]).read_text())
+    table = TABLES["short-budget"]
+    for changes in table.rows.values():
+        target = experiment(table.data[0], changes, "smoke", 0)
+        stored = one | {"recipe": to_json(target.recipe)}
+        result_path(root / "results", target).write_text(json.dumps(stored))
+    text = report({"short-budget": table}, "smoke", [0], root / "results")
+    assert "lr 0." not in text.split("### ")[0]
+    assert "head" not in text.split("### ")[0].split("ResNet")[1]
+    assert "Smoke test, not a result" in text
+
+
+def test_a_result_of_other_settings_is_refused(root: Path) -> None:
+    todo = tiny_plan()[:1]
+    list(run_missing(todo, root / "results", root / "work"))
+    path = result_path(root / "results", todo[0])
+    one = json.loads(path.read_text())
+    one["recipe"]["training"]["lr"] = 0.3
+    path.write_text(json.dumps(one))
+    with pytest.raises(FirmError, match="other settings than its name says"):
+        results(root / "results", todo)
+
+
+def test_an_interrupted_experiment_ends_equal(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = tiny_plan()[0]
+    list(run_missing([one], root / "whole", root / "work"))
+
+    monkeypatch.setattr("firm.bench.FINAL", {})  # the first attempt dies before its final scores
+    with pytest.raises(ValueError, match="empty"):
+        list(run_missing([one], root / "parts", root / "again"))
+    monkeypatch.undo()
+    monkeypatch.setenv("FIRM_DATA", str(root))
+    list(run_missing([one], root / "parts", root / "again"))
+    first, second = (json.loads(result_path(root / name, one).read_text()) for name in ("whole", "parts"))
+    assert second.pop("resumed")
+    assert not first.pop("resumed")
+    assert first.pop("seconds") >= 0
+    assert second.pop("seconds") >= 0
+    assert first == second
+
+
 def test_published_numbers() -> None:
-    assert published("cifar10:bird", "firm") == "91.4"
-    assert published("cifar10:dog", "firm + OE") == "96.2"
-    assert published("drawn:plate", "firm") == "-"
+    k, numbers = published("cifar10:bird")
+    assert (k, numbers["firm"]) == (1, 91.4)
+    assert published("cifar10:dog")[1]["firm + OE"] == 96.2
+    assert published("fashion-mnist:sandal") == (
+        5,
+        {"ntxent": 95.8, "supcon": 97.0, "rot-supcon": 98.1, "firm": 98.6},
+    )
+    assert published("drawn:plate") == (1, {})

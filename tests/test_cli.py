@@ -13,6 +13,8 @@ import pytest
 from PIL import Image
 
 from firm.data.drawn import write_folder
+from firm.detector import Detector
+from firm.images import decode, resize, to_tensor
 
 TINY = [
     "--set=encoder.width=8",
@@ -106,6 +108,13 @@ def test_evaluate_prints_an_interval(model: Path, plates: Path) -> None:
         (["fit", "drawn:plate", "-o", "x.firm", "--device", "cuda:7"], "try --device cpu"),
         (["score", "missing.firm", "a.png"], "there is no file missing.firm"),
         (["bench", "everything"], "no table 'everything'"),
+        (["bench", "objectives", "--only-report", "--scale", "huge"], "no scale 'huge'"),
+        (["fit", "drawn:plate", "-o", "."], "is a folder; name the file to write"),
+        (["fit", "drawn:plate", "-o", "x.firm", "--false-calls", "0"], "it must lie between 0 and 1"),
+        (["fit", "drawn:plate", "-o", "x.firm", "--set", "score.by.k=500"], "use a smaller k"),
+        (["fit", "drawn:plate", "-o", "/dev/null/x.firm"], "Not a directory"),
+        (["fetch", "cats-vs-dogs"], "cannot be fetched by itself"),
+        (["score", "x.firm", "a.png", "--threads", "-1"], "Invalid value for '--threads'"),
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_2(arguments: list[str], sentence: str, tmp_path: Path) -> None:
@@ -123,6 +132,38 @@ def test_missing_data_says_how_to_get_it(tmp_path: Path) -> None:
     done = run("fit", "cifar10:bird", "-o", tmp_path / "x.firm", FIRM_DATA=str(tmp_path))
     assert done.returncode == 2
     assert "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz" in done.stderr
+
+
+def test_a_folder_with_only_tests_can_be_evaluated(model: Path, plates: Path, tmp_path: Path) -> None:
+    (tmp_path / "test").symlink_to(plates / "test")
+    done = run("evaluate", model, tmp_path, "--json", "--threads=1")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["images"] == 12
+
+
+def test_good_and_bad_are_evaluated_with_a_warning(model: Path, plates: Path, tmp_path: Path) -> None:
+    (tmp_path / "good").symlink_to(plates / "test" / "good")
+    (tmp_path / "bad").symlink_to(plates / "test" / "scratch")
+    done = run("evaluate", model, tmp_path, "--json", "--threads=1")
+    assert done.returncode == 0, done.stderr
+    assert "false calls look fewer than they are" in done.stderr
+
+
+def test_files_are_read_at_the_side_that_was_learnt_from(model: Path, plates: Path) -> None:
+    """The same pixels give the same score through a file and through Python."""
+    file = next((plates / "test" / "good").iterdir())
+    said = json.loads(run("score", model, file, "--json", "--threads=1").stdout)
+    detector = Detector.load(model)
+    assert detector.preprocessing.file_side == 128
+    pixels = resize(to_tensor(decode(file)), 128)
+    assert said["images"][0]["score"] == pytest.approx(float(detector.score(pixels)[0]), abs=1e-6)
+
+
+def test_a_promise_that_cannot_be_kept_is_said(plates: Path, tmp_path: Path) -> None:
+    done = run("fit", plates, "--out", tmp_path / "x.firm", *TINY)
+    assert done.returncode == 0, done.stderr
+    assert "2 held-out images cannot promise 5 %; that takes 19" in done.stderr
+    assert "at most 33.3 % false calls expected" in done.stdout
 
 
 def test_the_card_is_json(model: Path) -> None:

@@ -138,7 +138,10 @@ def test_pickled_archives_are_refused_too(tmp_path):
 
 
 def test_missing_cifar10_says_what_to_put_where(tmp_path):
-    with pytest.raises(FirmError, match=rf"not in {tmp_path}/cifar10; download https://.*cifar-10-binary.tar.gz"):
+    with pytest.raises(
+        FirmError,
+        match=rf"not in {tmp_path}/cifar10; run `firm fetch cifar10`, or download https://.*cifar-10-binary.tar.gz",
+    ):
         load("cifar10:1", tmp_path)
 
 
@@ -456,7 +459,7 @@ def test_good_images_alone(tmp_path):
     assert task.train.shape == (3, 3, 128, 128)
     assert task.test.shape == (0, 3, 128, 128)
     assert (task.anomalous.dtype, task.anomalous.shape) == (torch.bool, (0,))
-    assert (task.size, task.statistics) == (128, None)
+    assert (task.size, task.statistics) == (64, None)
 
 
 def test_the_layout_of_mvtec(tmp_path):
@@ -545,7 +548,7 @@ def test_drawn_parts_need_no_files():
     pytest.importorskip("firm.data.drawn")
     task = load("drawn:plate")
     assert task.name == "drawn:plate"
-    assert task.size == 128
+    assert task.size == 64
     assert task.anomalous.any()
 
 

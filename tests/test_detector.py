@@ -127,6 +127,28 @@ def test_wrong_images_are_refused_in_a_sentence(detector: Detector) -> None:
         Detector.fit(stripes(4, seed=0), recipe=SMALL)
 
 
+def test_what_would_fail_after_training_is_said_before(detector: Detector) -> None:
+    with pytest.raises(FirmError, match="make them square"):
+        Detector.fit(stripes(20, seed=0)[:, :, :20], recipe=SMALL)
+    with pytest.raises(FirmError, match="use a smaller k"):
+        Detector.fit(stripes(20, seed=0), recipe=change(SMALL, {"score.by.k": 19}))
+
+
+def test_a_score_that_is_not_a_number_decides_nothing(detector: Detector, tmp_path: Path) -> None:
+    detector.save(tmp_path / "model.firm")
+    broken = Detector.load(tmp_path / "model.firm")
+    with torch.no_grad():
+        broken.network.encoder.conv1.weight.fill_(torch.nan)
+    with pytest.raises(FirmError, match="not finite"):
+        broken.predict(stripes(2, seed=1))
+
+
+def test_collapse_is_said() -> None:
+    recipe = change(SMALL, {"training.epochs": 1, "training.lr": 1e-12, "training.temperature": 1e6})
+    with pytest.warns(UserWarning, match="collapsed to one point"):
+        Detector.fit(stripes(20, seed=0), recipe=recipe)
+
+
 def test_no_image_is_both_learnt_and_held_out() -> None:
     learn, held_out = split(50, 0.2, seed=3)
     assert len(held_out) == 10

@@ -367,7 +367,9 @@ def test_only_the_paper_scale_is_the_papers_protocol():
 def test_changes_are_judged_together_in_no_order():
     start = change(PAPER, {"outliers": "exposure"})
     both = {"positives": "rot-supcon", "outliers": "rotations"}
-    assert change(start, both) == change(start, dict(reversed(both.items()))) == change(PAPER, {"positives": "rot-supcon"})
+    assert (
+        change(start, both) == change(start, dict(reversed(both.items()))) == change(PAPER, {"positives": "rot-supcon"})
+    )
     assert change(PAPER, {"outliers.variant": "scar", "outliers": "cutpaste"}).outliers.variant == "scar"
 
 

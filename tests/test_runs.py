@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -106,12 +108,15 @@ def test_killed_at_random_points_ends_bit_equal(parts: Path, whole: dict, tmp_pa
     assert not (tmp_path / "model.firm.run" / CHECKPOINT).exists()
 
 
-def test_sigterm_checkpoints_and_exits_143(parts: Path, whole: dict, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_asked_to_stop_it_checkpoints_and_says_so(
+    kind: int, code: int, parts: Path, whole: dict, tmp_path: Path
+) -> None:
     out = tmp_path / "model.firm"
     process = start_until(parts, out, 20)
-    process.terminate()
+    process.send_signal(kind)
     _, errors = process.communicate(timeout=120)
-    assert process.returncode == 143, errors
+    assert process.returncode == code, errors
     assert "run the same command again" in errors
     assert (tmp_path / "model.firm.run" / CHECKPOINT).exists()
     assert not out.exists()
@@ -160,16 +165,49 @@ def test_a_failed_checkpoint_leaves_the_last_good_one(tmp_path: Path, monkeypatc
     run.save()
     good = (tmp_path / CHECKPOINT).read_bytes()
     next(steps)
+    replace = os.replace
 
-    def full(_handle: int) -> None:
-        raise OSError(28, "No space left on device")
+    def full(source: str, target: Path) -> None:
+        if Path(target).name == CHECKPOINT:
+            raise OSError(28, "No space left on device")
+        replace(source, target)
 
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises((FirmError, OSError), match="No space left"):
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(FirmError, match=r"checkpoint\.safetensors: No space left on device; the file that was there"):
         run.save()
     monkeypatch.undo()
     assert (tmp_path / CHECKPOINT).read_bytes() == good
+    assert not list(tmp_path.glob(".checkpoint*"))
     assert Run(recipe, task, folder=tmp_path).resumed_at == 1
+
+
+def test_a_full_disk_is_a_sentence_and_costs_only_the_last_part(parts: Path, whole: dict, tmp_path: Path) -> None:
+    """No file may grow beyond a little less than a checkpoint: the real write fails half-way."""
+    out = tmp_path / "model.firm"
+    process = start_until(parts, out, 20)
+    process.kill()
+    process.communicate()
+    folder = tmp_path / "model.firm.run"
+    before = (folder / CHECKPOINT).read_bytes()
+    limit = len(before) - 100
+
+    def confine() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    done = subprocess.run(command(parts, out), capture_output=True, text=True, check=False, preexec_fn=confine)
+    assert done.returncode == 2, done.stderr
+    assert "cannot write" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (folder / CHECKPOINT).read_bytes() == before
+    assert_equal(finish(parts, out), whole)
+
+
+def test_what_a_killed_process_left_half_written_is_swept(tmp_path: Path) -> None:
+    recipe, task = small_task(noise(0))
+    (tmp_path / f".{CHECKPOINT}.abc123").write_bytes(b"half")
+    Run(recipe, task, folder=tmp_path)
+    assert not list(tmp_path.glob(".checkpoint*"))
 
 
 def test_the_history_reports_the_three_properties(tmp_path: Path) -> None:

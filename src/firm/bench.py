@@ -6,14 +6,14 @@ and several processes can work through one plan: each run is claimed by a file l
 
 from __future__ import annotations
 
-import fcntl
+import hashlib
 import json
 import os
 import platform
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ from firm.data import load
 from firm.evaluate import balanced_subset, evaluate
 from firm.fitting import task_of
 from firm.recipes.experiment import Experiment
-from firm.recipes.recipe import to_json
-from firm.runs import Run, discard
+from firm.recipes.recipe import from_json, to_json
+from firm.runs import Run, claim, discard
 from firm.scores import SCORINGS, Scoring, with_k
 from firm.storage import write_atomically
 from firm.types import FirmError, OneClass
@@ -44,16 +44,27 @@ def result_path(folder: Path, experiment: Experiment) -> Path:
 
 def results(folder: Path, plan: list[Experiment]) -> list[dict[str, Any] | None]:
     """The stored result of each experiment, None where it is missing."""
-    paths = [result_path(folder, experiment) for experiment in plan]
-    return [json.loads(path.read_text()) if path.exists() else None for path in paths]
+    return [_stored(result_path(folder, experiment), experiment) for experiment in plan]
+
+
+def _stored(path: Path, experiment: Experiment) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    result: dict[str, Any] = json.loads(path.read_text())
+    if replace(from_json(result["recipe"]), score=experiment.recipe.score) != experiment.recipe:
+        raise FirmError(f"{path} was made with other settings than its name says; remove it and run again")
+    return result
 
 
 def run_missing(plan: list[Experiment], folder: Path, work: Path, *, device: str = "cpu") -> Iterator[str]:
     """Make every run that has no result and that no other process is making; yields a line about each."""
     for number, experiment in enumerate(plan, 1):
         path = result_path(folder, experiment)
-        with _claim(work / experiment.name) as mine:
-            if not mine or path.exists():
+        with claim(work / experiment.name) as mine:
+            if path.exists():
+                continue
+            if not mine:
+                yield f"{number}/{len(plan)} {experiment.name}: another process is making it"
                 continue
             result = conduct(experiment, work / experiment.name, device=device)
             write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
@@ -97,12 +108,23 @@ def origin(device: str) -> dict[str, Any]:
     """Where a number comes from."""
     return {
         "firm": firm.__version__,
+        "source": source_digest(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "device": device,
         "threads": torch.get_num_threads(),
     }
+
+
+@cache
+def source_digest() -> str:
+    """Names the code that made a result: a digest over the package's own files."""
+    package = Path(firm.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _measure(run: Run, data: OneClass, subset: torch.Tensor, scorings: dict[str, Scoring]) -> dict[str, Any]:
@@ -115,25 +137,3 @@ def _measure(run: Run, data: OneClass, subset: torch.Tensor, scorings: dict[str,
         scorings=scorings,
     )
     return {name: {key: round(number, 5) for key, number in asdict(value).items()} for name, value in measured.items()}
-
-
-@contextmanager
-def _claim(work: Path) -> Iterator[bool]:
-    """True for the one process that may work here; the claim dies with its owner."""
-    work.mkdir(parents=True, exist_ok=True)
-    try:
-        handle = os.open(work / "claim", os.O_CREAT | os.O_RDWR)
-    except OSError as error:
-        raise FirmError(f"cannot write in {work}: {error.strerror}") from error
-    try:
-        yield _locked(handle)
-    finally:
-        os.close(handle)
-
-
-def _locked(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

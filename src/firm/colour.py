@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from firm.types import FirmError
+
 LUMA = (0.299, 0.587, 0.114)
 
 
@@ -27,6 +29,12 @@ class Jitter:
     hue: float = 0.4
     probability: float = 1.0
     additive_brightness: bool = False  # DROC adds the brightness change instead of multiplying by it
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.probability <= 1 or not 0 <= self.hue <= 0.5:
+            raise FirmError(f"a jitter needs probability in 0..1 and hue in 0..0.5, not {self.probability}, {self.hue}")
+        if min(self.brightness, self.contrast, self.saturation) < 0:
+            raise FirmError("a jitter needs brightness, contrast and saturation of at least 0")
 
 
 def grey(images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 1 h w"]:

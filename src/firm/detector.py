@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 import firm
 from firm import storage
 from firm.calibration import Threshold, threshold_of
+from firm.data.folder import SIZE
 from firm.encoder import Network, arranged
 from firm.fitting import task_of
 from firm.images import Preprocessing
@@ -67,7 +69,8 @@ class Detector:
         """
         data = good if isinstance(good, OneClass) else as_data(good)
         learn, held_out = split(len(data.train), holdout, seed=seed)
-        part = OneClass(data.name, data.train[learn], data.test, data.anomalous, data.size, data.statistics)
+        check_before(recipe, data.train, len(learn), false_calls)
+        part = replace(data, train=data.train[learn])
         run = Run(
             recipe,
             task_of(recipe, part, seed=seed),
@@ -82,6 +85,11 @@ class Detector:
         references = reference_features(encoder, preprocessing, part.train, recipe.score.turns)
         fitted = fit_scorings({NAME: recipe.score}, references)
         scores = score_images(encoder, preprocessing, data.train[held_out], fitted)[NAME]
+        if run.collapsed:
+            warnings.warn(
+                "the embeddings collapsed to one point, so this detector tells nothing apart; lower training.lr",
+                stacklevel=2,
+            )
         origin = {
             "data": data.name,
             "seed": seed,
@@ -94,11 +102,15 @@ class Detector:
         threshold = threshold_of(scores, false_calls)
         return cls(recipe, preprocessing, run.state.network, references, threshold, origin)
 
-    def score(self, images: UInt8[Tensor, "n c h w"]) -> Float[Tensor, " n"]:
-        """The anomaly score of each image; it does not depend on the images beside it."""
-        if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] not in (1, 3):
-            raise FirmError(f"images are {images.dtype} of shape {tuple(images.shape)}; give uint8 (n, 1 or 3, h, w)")
-        return score_images(self.network.encoder, self.preprocessing, images, self._fitted)[NAME]
+    def score(
+        self, images: UInt8[Tensor, "n c h w"], on_chunk: Callable[[int], None] | None = None
+    ) -> Float[Tensor, " n"]:
+        """The anomaly score of each image; up to rounding it does not depend on the images beside it."""
+        check_images(images)
+        scores = score_images(self.network.encoder, self.preprocessing, images, self._fitted, on_chunk)[NAME]
+        if not bool(scores.isfinite().all()):
+            raise FirmError("a score is not finite, so nothing can be decided; fit the detector again")
+        return scores
 
     def predict(self, images: UInt8[Tensor, "n c h w"]) -> Int[Tensor, " n"]:
         """+1 for normal and -1 for anomalous, as the paper labels them."""
@@ -143,9 +155,26 @@ class Detector:
 
 def as_data(good: UInt8[Tensor, "n c h w"]) -> OneClass:
     """Bare good images as a data set without a test part."""
-    if good.dtype != torch.uint8 or good.dim() != 4 or good.shape[1] not in (1, 3):
-        raise FirmError(f"images are {good.dtype} of shape {tuple(good.shape)}; give uint8 (n, 1 or 3, h, w)")
-    return OneClass("images", good, good[:0], torch.zeros(0, dtype=torch.bool), size=good.shape[-1])
+    check_images(good)
+    return OneClass("images", good, good[:0], torch.zeros(0, dtype=torch.bool), size=min(SIZE, good.shape[-1]))
+
+
+def check_images(images: Tensor) -> None:
+    """Pixels as they come from a file: uint8, channels first, at least one pixel."""
+    if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] not in (1, 3) or not all(images.shape[2:]):
+        raise FirmError(f"images are {images.dtype} of shape {tuple(images.shape)}; give uint8 (n, 1 or 3, h, w)")
+
+
+def check_before(recipe: Recipe, good: Tensor, references: int, false_calls: float) -> None:
+    """What would fail after the training is said before it."""
+    height, width = good.shape[-2:]
+    if height != width:
+        raise FirmError(f"images of {width} x {height} pixels cannot be learnt from; make them square (images.resize)")
+    if not 0 < false_calls < 1:
+        raise FirmError(f"false_calls is {false_calls}; it must lie between 0 and 1")
+    k = getattr(recipe.score.by, "k", 1)
+    if k > references:
+        raise FirmError(f"score.by.k is {k}, but only {references} good images are learnt from; use a smaller k")
 
 
 def split(images: int, holdout: float, *, seed: int) -> tuple[Tensor, Tensor]:
@@ -165,4 +194,6 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _preprocessing(card: dict[str, Any]) -> Preprocessing:
     statistics = card["statistics"]
-    return Preprocessing(card["size"], card["zoom"], Statistics(tuple(statistics["mean"]), tuple(statistics["std"])))
+    return Preprocessing(
+        card["size"], card["zoom"], Statistics(tuple(statistics["mean"]), tuple(statistics["std"])), card["side"]
+    )

@@ -26,7 +26,7 @@ class Head:
     last_norm: bool = False  # the authors' code ends on a batch norm without scale, which resists collapse
 
     def __post_init__(self) -> None:
-        if min(*self.hidden, self.out, self.out) < 1:
+        if min((*self.hidden, self.out)) < 1:
             raise FirmError(f"a head of {self.hidden} + {self.out} has an empty layer; use sizes of at least 1")
 
 
@@ -43,6 +43,8 @@ class Encoder:
     def __post_init__(self) -> None:
         if self.stem not in STEMS:
             raise FirmError(f"no stem {self.stem!r}; use one of {', '.join(STEMS)}")
+        if not 0 <= self.norm_momentum <= 1:
+            raise FirmError(f"encoder.norm_momentum is {self.norm_momentum}; it must lie in 0..1")
         if self.width < 1:
             raise FirmError(f"encoder.width is {self.width}; it must be at least 1")
 

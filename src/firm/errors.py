@@ -8,4 +8,8 @@ class FirmError(Exception):
 
 
 class Stopped(Exception):
-    """The process was asked to end; what was done so far is safe on disk."""
+    """The process was asked to end by a signal; the message says what is kept."""
+
+    def __init__(self, signal: int, message: str) -> None:
+        super().__init__(message)
+        self.signal = signal

@@ -18,14 +18,14 @@ def preprocessing_of(recipe: Recipe, data: OneClass) -> Preprocessing:
         statistics = data.statistics
     else:
         statistics = inlier_statistics(data.train)
-    return Preprocessing(recipe.size or data.size, recipe.zoom, statistics)
+    return Preprocessing(recipe.size or data.size, recipe.zoom, statistics, side=data.train.shape[-1])
 
 
 def task_of(recipe: Recipe, data: OneClass, *, seed: int) -> Task:
     """Everything that decides a training on this data."""
     preprocessing = preprocessing_of(recipe, data)
     images = data.train
-    if min(images.shape[-2:]) > preprocessing.size:  # the views crop without antialiasing, so shrink properly first
+    if max(images.shape[-2:]) > preprocessing.size:  # the views crop without antialiasing, so shrink properly first
         images = resize(images, preprocessing.size)
     return Task(
         images=images,

@@ -123,6 +123,12 @@ class Preprocessing:
     size: int
     zoom: float = 1.0  # > 1: enlarge, then crop the centre, as the paper does before testing
     statistics: Statistics = UNCHANGED
+    side: int = 0  # at which files are read, as those that were learnt from; 0: at once as large as the view needs
+
+    @property
+    def file_side(self) -> int:
+        """The side to which an image file is brought before anything else."""
+        return self.side or int(self.zoom * self.size)
 
     def __post_init__(self) -> None:
         if self.size < 1:

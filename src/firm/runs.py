@@ -7,6 +7,7 @@ run/
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
@@ -46,15 +47,22 @@ class History:
 
     def write(self, line: dict[str, Any]) -> None:
         self.lines.append(line)
-        if self.path is not None:
-            with self.path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+        self._append(json.dumps(line) + "\n")
 
     def sync(self) -> None:
         """Wait until the file is on the disk."""
-        if self.path is not None:
+        self._append("", sync=True)
+
+    def _append(self, text: str, sync: bool = False) -> None:
+        if self.path is None:
+            return
+        try:
             with self.path.open("a") as file:
-                os.fsync(file.fileno())
+                file.write(text)
+                if sync:
+                    os.fsync(file.fileno())
+        except OSError as error:
+            raise FirmError(f"cannot write {self.path}: {error.strerror}; the last checkpoint is whole") from error
 
 
 class Run:
@@ -72,7 +80,9 @@ class Run:
     ) -> None:
         self.task, self.folder = task, folder
         self.checkpoint_seconds, self.log_every = checkpoint_seconds, log_every
-        self.digest = digest(recipe, seed=task.seed, images=fingerprint(task.images))
+        self.digest = digest(
+            recipe, seed=task.seed, images=fingerprint(task.images), preprocessing=asdict(task.preprocessing)
+        )
         self.state = resumed(recipe.encoder, task, device, folder, self.digest)
         self.resumed_at = self.state.step
         self.history = History(None if folder is None else folder / HISTORY, self.state.step)
@@ -86,17 +96,21 @@ class Run:
                     self._log(progress)
                 yield progress
                 due = time.monotonic() - saved_at >= self.checkpoint_seconds
-                if due or asked.is_set() or progress.step == progress.steps:
+                if due or asked or progress.step == progress.steps:
                     self.save()
                     saved_at, saved_step = time.monotonic(), progress.step
-                if asked.is_set():
-                    raise Stopped(f"stopped at step {saved_step} of {progress.steps}")
+                if asked:
+                    raise Stopped(asked[0], self._farewell(saved_step, progress.steps))
 
     def save(self) -> None:
         """Checkpoint now; the history is on disk before the checkpoint that vouches for it."""
         if self.folder is not None:
             self.history.sync()
             save_checkpoint(self.folder / CHECKPOINT, self.state, self.digest)
+
+    def _farewell(self, step: int, steps: int) -> str:
+        after = "; run the same command again to go on" if self.folder is not None else ", and nothing is kept of it"
+        return f"stopped at step {step} of {steps}{after}"
 
     def _log(self, progress: Progress) -> None:
         loss = float(progress.loss)
@@ -114,6 +128,8 @@ def resumed(encoder: Encoder, task: Task, device: torch.device | str, folder: Pa
     state = start(encoder, task.training, seed=task.seed, device=device)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
+        for left in [*folder.glob(f".{CHECKPOINT}.*"), *folder.glob(f".{HISTORY}.*")]:
+            left.unlink(missing_ok=True)  # half-written by a process that was killed
         if (folder / CHECKPOINT).exists():
             load_checkpoint(folder / CHECKPOINT, state, name)
     return state
@@ -127,21 +143,42 @@ def discard(folder: Path) -> None:
 def fingerprint(images: torch.Tensor) -> str:
     """Names the images, so that a run is never resumed on others."""
     shape = str(tuple(images.shape)).encode()
-    return hashlib.sha256(shape + images.contiguous().numpy().tobytes()).hexdigest()[:16]
+    return hashlib.sha256(shape + images.cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
 
 
 @contextmanager
-def _asked_to_stop() -> Iterator[threading.Event]:
-    """An event that SIGTERM sets. Signals belong to the main thread; elsewhere the event stays clear."""
-    asked = threading.Event()
+def _asked_to_stop() -> Iterator[list[int]]:
+    """A list that SIGTERM and SIGINT enter. Signals belong to the main thread; elsewhere it stays empty."""
+    asked: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    kinds = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(kind, lambda number, _frame: asked.append(number)) for kind in kinds]
     try:
         yield asked
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for kind, handler in zip(kinds, before, strict=True):
+            signal.signal(kind, handler)
+
+
+@contextmanager
+def claim(folder: Path) -> Iterator[bool]:
+    """True for the one process that may work in this folder; the claim dies with its owner."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder / "claim", os.O_CREAT | os.O_RDWR)
+    try:
+        yield _locked(handle)
+    finally:
+        os.close(handle)
+
+
+def _locked(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _parsed(path: Path) -> Iterator[dict[str, Any]]:

@@ -5,6 +5,7 @@ Section 4.3 and appendix B. Everything is an anomaly score: similarities are neg
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -61,6 +62,10 @@ class Kde:
     """KDE with an RBF kernel on unit vectors; gamma = scale / (variance x dimensions) as DROC sets it."""
 
     scale: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale < math.inf:
+            raise FirmError(f"score.by.scale is {self.scale}; it must be above 0")
 
     def fit(self, normal: Float[Tensor, "m d"]) -> Scorer:
         bank = unit(normal)

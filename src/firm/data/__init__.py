@@ -18,7 +18,7 @@ from torch import Tensor
 
 from firm.data import cats_vs_dogs, cifar, fashion_mnist
 from firm.data.download import data_root, fetch
-from firm.data.folder import load_folder, read_folder
+from firm.data.folder import SIDE, load_folder, read_folder
 from firm.types import FirmError, OneClass, Statistics
 
 __all__ = ["DATASETS", "Dataset", "classes", "data_root", "fetch", "load", "load_folder", "read_folder"]
@@ -96,14 +96,15 @@ DATASETS: dict[str, Dataset] = {
 }
 
 
-def load(name: str, root: Path | None = None) -> OneClass:
+def load(name: str, root: Path | None = None, *, side: int = SIDE) -> OneClass:
     """The task "dataset:class" (class by name or number), or a folder of images.
 
-    A data set's name wins over a folder of that name: write ./cifar10 for the folder.
+    A data set's name wins over a folder of that name: write ./cifar10 for the folder. `side` is that at which the
+    images of a folder are kept.
     """
     dataset, _, wanted = name.partition(":")
     if dataset not in DATASETS and ("/" in name or os.sep in name or Path(name).is_dir()):
-        return load_folder(Path(name).expanduser())
+        return load_folder(Path(name).expanduser(), side)
     if dataset not in DATASETS:
         raise FirmError(f"{name!r} is neither a folder nor a data set; the data sets are {', '.join(DATASETS)}")
     facts = DATASETS[dataset]

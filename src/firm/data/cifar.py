@@ -109,7 +109,9 @@ def _read(places: Sequence[Path], dataset: str, names: Sequence[str], *, pickled
                     f"{place / name} is a Python pickle, which can run any code and is not read; "
                     f"put the binary version {remote.url} into {places[0]} instead"
                 )
-    raise FirmError(f"{dataset} is not in {places[0]}; download {remote.url} into that folder")
+    raise FirmError(
+        f"{dataset} is not in {places[0]}; run `firm fetch {dataset}`, or download {remote.url} into that folder"
+    )
 
 
 def _read_archive(archive: Path, names: Sequence[str]) -> dict[str, bytes]:

@@ -25,7 +25,7 @@ Indices = Int[Tensor, " k"] | npt.NDArray[np.integer] | Sequence[int]
 
 
 @runtime_checkable
-class Exposure(Protocol):
+class Pool(Protocol):
     """A set of outside images, taken by number at the size asked for."""
 
     def __len__(self) -> int: ...
@@ -73,7 +73,7 @@ class Folder:
         raise FirmError(f"no file in {self.files[0].parent} can be decoded; {LAYOUT}")
 
 
-def exposure(path: Path | None = None, root: Path | None = None) -> Exposure:
+def exposure(path: Path | None = None, root: Path | None = None) -> Pool:
     """The exposure set at `path` (.npy or folder), else the .npy in root/exposure."""
     path = Path(path) if path is not None else _default(root)
     if path.is_dir():

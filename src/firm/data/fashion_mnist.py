@@ -28,8 +28,8 @@ def read_fashion_mnist(places: Sequence[Path]) -> tuple[Split, Split]:
             return _split(files[0], files[1]), _split(files[2], files[3])
     official = SOURCES["fashion-mnist"][0].url.rsplit("/", 1)[0]
     raise FirmError(
-        f"fashion-mnist is not in {places[0]}; run `apt-get install dataset-fashion-mnist`, "
-        f"or download {', '.join(f'{name}.gz' for name in NAMES)} from {official}/ into that folder"
+        f"fashion-mnist is not in {places[0]}; run `firm fetch fashion-mnist` or `apt-get install "
+        f"dataset-fashion-mnist`, or download {', '.join(f'{name}.gz' for name in NAMES)} from {official}/ into it"
     )
 
 

@@ -9,7 +9,7 @@ import warnings
 from pathlib import Path
 
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Bool, UInt8
 from torch import Tensor
 
 from firm.images import SUFFIXES, decode, resize, to_tensor
@@ -35,7 +35,7 @@ def load_folder(folder: Path, side: int = SIDE) -> OneClass:
         skipped += more
     for _, reason in skipped:
         warnings.warn(f"left out: {reason}", stacklevel=2)
-    return OneClass(str(folder), train, torch.cat(images), torch.cat(anomalous), SIZE)
+    return OneClass(str(folder), train, torch.cat(images), torch.cat(anomalous), min(SIZE, side))
 
 
 def read_folder(folder: Path, side: int = SIDE) -> tuple[UInt8[Tensor, "n 3 side side"], list[Path], Skipped]:
@@ -47,14 +47,29 @@ def read_folder(folder: Path, side: int = SIDE) -> tuple[UInt8[Tensor, "n 3 side
     return images, files, skipped
 
 
-def read_files(paths: list[Path], side: int = SIDE) -> tuple[UInt8[Tensor, "n 3 side side"], list[Path], Skipped]:
-    """Images named one by one or by their folder, in the order given; sub-folders are looked into."""
+def read_labelled(folder: Path, side: int = SIDE) -> tuple[UInt8[Tensor, "n 3 side side"], Bool[Tensor, " n"], Skipped]:
+    """The images to test on and which are anomalous: test/<kind> where there is a test/, else good/ and bad/."""
+    tests = _test_folders(folder)
+    if not tests:
+        tests = [(folder / name, name == "bad") for name in ("good", "bad") if (folder / name).is_dir()]
+    parts = [(_read(kind, side), bad) for kind, bad in tests]
+    anomalous = [torch.full((len(images),), bad) for (images, _, _), bad in parts]
+    if not any(bool(one.any()) for one in anomalous) or all(bool(one.all()) for one in anomalous):
+        raise FirmError(f"{folder} has no test images of both kinds; lay them out as test/good and test/<defect>")
+    return torch.cat([one[0] for one, _ in parts]), torch.cat(anomalous), [file for one, _ in parts for file in one[2]]
+
+
+def find_files(paths: list[Path]) -> list[Path]:
+    """Image files named one by one or by their folder, in the order given; sub-folders are looked into."""
     files = [file for path in paths for file in (_all_files(path) if path.is_dir() else [path])]
-    images, read, skipped = _decoded(files, side)
-    if not read:
-        found = skipped[0][1] if skipped else f"there is no {', '.join(sorted(SUFFIXES))} file"
-        raise FirmError(f"no usable image in {', '.join(map(str, paths))} ({found})")
-    return images, read, skipped
+    if not files:
+        raise FirmError(f"there is no {', '.join(sorted(SUFFIXES))} file in {', '.join(map(str, paths))}")
+    return files
+
+
+def read_files(paths: list[Path], side: int = SIDE) -> tuple[UInt8[Tensor, "n 3 side side"], list[Path], Skipped]:
+    """The pixels of files and of all files in folders, those that could be read, and those that could not."""
+    return _decoded(find_files(paths), side)
 
 
 def _all_files(folder: Path) -> list[Path]:
@@ -67,12 +82,16 @@ def _layout(folder: Path) -> tuple[Path, list[tuple[Path, bool]]]:
     if not folder.is_dir():
         raise FirmError(f"{folder} is not a folder; give the folder that holds the good images")
     if (folder / "train" / "good").is_dir():
-        kinds = sorted(kind for kind in (folder / "test").glob("*") if kind.is_dir())
-        return folder / "train" / "good", [(kind, kind.name != "good") for kind in kinds]
+        return folder / "train" / "good", _test_folders(folder)
     if (folder / "good").is_dir():
         bad = folder / "bad"
         return folder / "good", [(bad, True)] if bad.is_dir() else []
     return folder, []
+
+
+def _test_folders(folder: Path) -> list[tuple[Path, bool]]:
+    kinds = sorted(kind for kind in (folder / "test").glob("*") if kind.is_dir())
+    return [(kind, kind.name != "good") for kind in kinds]
 
 
 def _read(folder: Path, side: int) -> tuple[UInt8[Tensor, "n 3 side side"], list[Path], Skipped]:

@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from firm.data.exposure import Exposure as Pool
-from firm.data.exposure import exposure
+from firm.data.exposure import Pool, exposure
 from firm.outliers.rotations import turned
 from firm.types import FirmError, Outliers
 

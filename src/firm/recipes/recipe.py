@@ -155,9 +155,9 @@ def _member(family: type, value: Any, path: str) -> Any:
     """A member of a family: itself, or the JSON that names its kind."""
     kinds = {_kind(type(member)): type(member) for member in NAMED[family].values()}
     if isinstance(value, Mapping) and "kind" in value:
-        kind = _named(kinds, value["kind"], f"{path}.kind")
+        kind = _named(kinds, str(value["kind"]), f"{path}.kind")
         return _read(kind, {k: v for k, v in value.items() if k != "kind"}, path)
-    if not isinstance(value, family) or isinstance(value, type):
+    if type(value) not in kinds.values():
         raise FirmError(f"{path} is {value!r}; use one of {', '.join(NAMED[family])}")
     return value
 

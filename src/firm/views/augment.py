@@ -33,6 +33,8 @@ class Augment:
             raise FirmError(f"views.crop_by is {self.crop_by!r}; use area or side")
         if not 0 < self.crop[0] <= self.crop[1] <= 1:
             raise FirmError(f"views.crop is {self.crop}; it must rise within 0..1")
+        if not all(0 <= probability <= 1 for probability in (self.flip, self.grey, self.blur)):
+            raise FirmError("views.flip, views.grey and views.blur are probabilities; they must lie in 0..1")
         if not 0 < self.aspect[0] <= self.aspect[1] or not 0 < self.sigma[0] <= self.sigma[1]:
             raise FirmError(f"views.aspect {self.aspect} and views.sigma {self.sigma} must rise from above 0")
 
