@@ -22,7 +22,7 @@ check-slow: $(STAMP)
 
 bench: $(STAMP)
 	$(ENV)/bin/pip install -q -c constraints.txt -e ".[bench]"
-	for script in benchmarks/*.py; do $(RUN) $$script || exit 1; done
+	for script in benchmarks/*.py; do $(RUN) $$script || exit 1; done | tee docs/results/speed.txt
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(RUN) || $(PYTHON) -m venv $(ENV)

@@ -54,30 +54,13 @@ def test_neighbours_are_those_of_brute_force(queries, bank, k, chunk):
         np.testing.assert_allclose(nearest(asked, known, k).numpy(), expected, atol=1e-6)
 
 
-@settings(max_examples=40)
-@given(size=st.integers(2, 12), data=st.data(), chunk=st.sampled_from([1, 20, 2**24]))
-def test_left_out_of_its_own_neighbours(size, data, chunk):
-    k = data.draw(st.integers(1, size - 1))
-    known = unit(vectors(size))
-    cosines = known.double().numpy() @ known.double().numpy().T
-    expected = [np.sort(np.delete(row, i))[::-1][:k] for i, row in enumerate(cosines)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "CHUNK", chunk)
-        np.testing.assert_allclose(nearest(known, known, k, leave_one_out=True).numpy(), expected, atol=1e-6)
-
-
-def test_leaving_one_out_leaves_one_fewer():
+def test_more_neighbours_than_references_are_refused():
     known = unit(vectors(4))
-    with pytest.raises(FirmError, match="k = 4 neighbours cannot be found among 3 reference images; use a smaller k"):
-        nearest(known, known, 4, leave_one_out=True)
+    with pytest.raises(FirmError, match="k = 5 neighbours cannot be found among 4 reference images; use a smaller k"):
+        nearest(known, known, 5)
     with pytest.raises(FirmError, match="k = 1 neighbours cannot be found among 0"):
         nearest(known, known[:0], 1)
     assert nearest(known[:0], known, 2).shape == (0, 2)
-
-
-def test_a_twin_in_the_bank_is_not_left_out_with_it():
-    twins = unit(vectors(1).repeat(2, 1))
-    torch.testing.assert_close(nearest(twins, twins, 1, leave_one_out=True), torch.ones(2, 1))
 
 
 def test_unit_vectors_and_the_zero_vector():
@@ -313,3 +296,16 @@ def test_a_reduced_test_set_is_half_and_half_where_it_can_be(normal, wrong, want
     if min(normal, wrong) >= (wanted + 1) // 2:
         assert len(chosen) == wanted
         assert int((~anomalous[chosen]).sum()) == wanted // 2
+
+
+def test_scorings_with_crops_of_other_scales_share_a_pass(encoder, references, images):
+    """Each is scored by its own crops, whoever else is in the pass."""
+    features = reference_features(encoder, PREPROCESSING, references, 1)
+    scorings = {f"{low}": Scoring(crops=2, crop_scale=(low, 1.0)) for low in (0.3, 0.55)}
+    together = score_images(encoder, PREPROCESSING, images, fit_scorings(scorings, features))
+    for name, scoring in scorings.items():
+        alone = score_images(encoder, PREPROCESSING, images, fit_scorings({name: scoring}, features))
+        torch.testing.assert_close(alone[name], together[name])
+    assert not torch.allclose(together["0.3"], together["0.55"])
+    with pytest.raises(FirmError, match="it must rise within"):
+        Scoring(crops=2, crop_scale=(0.0, 1.0))

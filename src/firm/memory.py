@@ -21,25 +21,16 @@ def unit(embeddings: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     return F.normalize(embeddings.float(), dim=1, eps=1e-12)
 
 
-def nearest(
-    queries: Float[Tensor, "n d"], bank: Float[Tensor, "m d"], k: int, *, leave_one_out: bool = False
-) -> Float[Tensor, "n k"]:
-    """The k largest cosines of each query to the bank, both given as unit vectors, largest first.
-
-    `leave_one_out` is for queries that are the bank itself, in its order: none is its own neighbour.
-    """
-    available = len(bank) - leave_one_out
-    if not 1 <= k <= available:
-        raise FirmError(f"k = {k} neighbours cannot be found among {available} reference images; use a smaller k")
+def nearest(queries: Float[Tensor, "n d"], bank: Float[Tensor, "m d"], k: int) -> Float[Tensor, "n k"]:
+    """The k largest cosines of each query to the bank, both given as unit vectors, largest first."""
+    if not 1 <= k <= len(bank):
+        raise FirmError(f"k = {k} neighbours cannot be found among {len(bank)} reference images; use a smaller k")
     if not len(queries):
         return queries.new_empty(0, k)
     rows = max(1, CHUNK // len(bank))
     parts = []
     for begin in range(0, len(queries), rows):
         cosines = queries[begin : begin + rows] @ bank.T
-        if leave_one_out:
-            here = torch.arange(len(cosines), device=cosines.device)
-            cosines[here, begin + here] = -torch.inf
         # one maximum is cheaper than a top 1
         parts.append(cosines.amax(1, keepdim=True) if k == 1 else cosines.topk(k, dim=1).values)
     return torch.cat(parts)

@@ -93,8 +93,11 @@ class Scoring:
     by: Score = field(default_factory=Knn)
     turns: int = 1
     crops: int = 0
+    crop_scale: tuple[float, float] = (0.5, 1.0)  # area of a crop; the authors' code has 0.55 to 1
 
     def __post_init__(self) -> None:
+        if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
+            raise FirmError(f"score.crop_scale is {self.crop_scale}; it must rise within 0..1")
         if self.turns not in (1, 4) or self.crops < 0:
             raise FirmError(f"a scoring needs turns 1 or 4 and crops >= 0, not {self.turns} and {self.crops}")
 
@@ -116,6 +119,10 @@ def with_k(scoring: Scoring, k: int) -> Scoring:
     return replace(scoring, by=replace(scoring.by, k=k)) if isinstance(scoring.by, Knn) else scoring
 
 
+Look = tuple[int, tuple[float, ...]]  # quarter turns, then top, left and side of a crop as parts of the image
+WHOLE = (0.0, 0.0, 1.0)
+
+
 @dataclass(frozen=True)
 class Fitted:
     """A scoring with one scorer per turn: references are turned like the image, never cropped."""
@@ -123,10 +130,10 @@ class Fitted:
     scoring: Scoring
     scorers: tuple[Scorer, ...]
 
-    def looks(self) -> list[tuple[int, int]]:
-        """Every (turn, crop) of an image this scoring averages over."""
-        crops = range(self.scoring.crops) if self.scoring.crops else (-1,)
-        return [(turn, which) for turn in range(self.scoring.turns) for which in crops]
+    def looks(self) -> list[Look]:
+        """Every look at an image this scoring averages over."""
+        boxes = crop_boxes(self.scoring.crops, self.scoring.crop_scale).tolist() if self.scoring.crops else [WHOLE]
+        return [(turn, tuple(box)) for turn in range(self.scoring.turns) for box in boxes]
 
 
 def reference_features(
@@ -158,17 +165,16 @@ def score_images(
 
     An image's scores never depend on the images beside it.
     """
-    boxes = crop_boxes(max((one.scoring.crops for one in fitted.values()), default=0))
+    looks = {name: one.looks() for name, one in fitted.items()}
     parts: dict[str, list[Tensor]] = {name: [] for name in fitted}
     for chunk in images.split(BATCH):
         view = preprocessing.test_view(chunk)
         totals = {name: torch.zeros(len(chunk)) for name in fitted}
-        looks = {name: one.looks() for name, one in fitted.items()}
-        for turn, which in sorted({look for wanted in looks.values() for look in wanted}):
-            features = embed(encoder, iter([_look(view, turn, which, boxes)]))
+        for look in sorted({look for wanted in looks.values() for look in wanted}):
+            features = embed(encoder, iter([_seen(view, look)]))
             for name, one in fitted.items():
-                if (turn, which) in looks[name]:
-                    totals[name] += one.scorers[turn](features) / len(looks[name])
+                if look in looks[name]:
+                    totals[name] += one.scorers[look[0]](features) / len(looks[name])
         for name, total in totals.items():
             parts[name].append(total)
         if on_chunk is not None:
@@ -187,10 +193,11 @@ def crop_boxes(crops: int, scale: tuple[float, float] = (0.5, 1.0)) -> Float[Ten
     return torch.stack([draws[:, 0] * (1 - side), draws[:, 1] * (1 - side), side], dim=1)
 
 
-def _look(view: Tensor, turn: int, which: int, boxes: Tensor) -> Tensor:
+def _seen(view: Tensor, look: Look) -> Tensor:
+    turn, box = look
     view = turned(view, turn)
-    if which < 0:
+    if box == WHOLE:
         return view
     size = view.shape[-1]
-    top, left, side = (boxes[which] * size).expand(len(view), 3).unbind(1)
+    top, left, side = (torch.tensor(box) * size).expand(len(view), 3).unbind(1)
     return crop(view, top, left, side, side, size)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
@@ -15,6 +17,7 @@ from torch import Tensor
 from firm.errors import FirmError as FirmError
 from firm.errors import Stopped as Stopped
 
+Split = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]  # labelled images: (n, c, h, w) and (n,)
 INLIER = 0  # group 0 is normal; any other group is a kind of outlier
 
 

@@ -12,20 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from firm.data import cats_vs_dogs, cifar, fashion_mnist
 from firm.data.download import data_root, fetch
 from firm.data.folder import SIDE, load_folder, read_folder
-from firm.types import FirmError, OneClass, Statistics
+from firm.types import FirmError, OneClass, Split, Statistics
 
 __all__ = ["DATASETS", "Dataset", "classes", "data_root", "fetch", "load", "load_folder", "read_folder"]
 
-Split = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
-Task = tuple[Tensor, Tensor, Tensor]  # the train inliers, the test images, which of those are anomalous
-Reader = Callable[[Sequence[Path], int], Task]
+Sets = tuple[Tensor, Tensor, Tensor]  # the train inliers, the test images, which of those are anomalous
+Reader = Callable[[Sequence[Path], int], Sets]
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Dataset:
 def _one_against_all(read: Callable[[Sequence[Path]], tuple[Split, Split]]) -> Reader:
     """The one-class protocol: learn from one class of the train split, test on the whole test split."""
 
-    def task(places: Sequence[Path], inlier: int) -> Task:
+    def task(places: Sequence[Path], inlier: int) -> Sets:
         (train, train_labels), (test, test_labels) = read(places)
         good = train[train_labels == inlier]
         if not len(good):
@@ -56,7 +54,7 @@ def _one_against_all(read: Callable[[Sequence[Path]], tuple[Split, Split]]) -> R
     return task
 
 
-def _draw(_: Sequence[Path], number: int) -> Task:
+def _draw(_: Sequence[Path], number: int) -> Sets:
     """Parts drawn on the spot: nothing to download."""
     from firm.data.drawn import drawn  # late: drawing is a stage of its own, loaded only by those who draw
 

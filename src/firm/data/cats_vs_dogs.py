@@ -21,9 +21,8 @@ from rich.console import Console
 from rich.progress import track
 
 from firm.images import decode
-from firm.types import FirmError
+from firm.types import FirmError, Split
 
-Split = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]  # images (n, 3, 64, 64), labels (n,)
 Decoded = npt.NDArray[Any]  # one RECORD per file
 
 CLASSES = ("cat", "dog")

@@ -11,12 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from firm.data.download import SOURCES
-from firm.types import FirmError
-
-Split = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]  # images (n, c, h, w), labels (n,)
+from firm.types import FirmError, Split
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SUPERCLASSES = {  # name -> the fine labels it gathers; the order is the coarse label

@@ -11,9 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from firm.data.download import SOURCES
-from firm.types import FirmError
-
-Split = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]  # images (n, 1, 28, 28), labels (n,)
+from firm.types import FirmError, Split
 
 CLASSES = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot")
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fashion-mnist

@@ -10,7 +10,7 @@ from firm.scores import Knn, Scoring
 from firm.training import Training
 from firm.types import FirmError
 
-PAPER = Recipe()
+PAPER = Recipe(training=Training(precision="float32"))
 
 AUTHORS = change(
     PAPER,
