@@ -11,12 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from firm.bench import FINAL, result_path, results, run_missing
 from firm.metrics import aulc
 from firm.recipes.experiment import Experiment
 from firm.recipes.recipe import change, to_json
 from firm.recipes.tables import TABLES, experiment, plan
+from firm.report.curves import draw_curves
 from firm.report.tables import published, report
 from firm.types import FirmError
 
@@ -120,6 +122,12 @@ def test_the_report_prints_scale_seeds_and_published_numbers(root: Path) -> None
     assert "3 of 6 pairs" not in text  # equal values are no order
     assert "0 of 6 pairs as in the paper" in text
     assert "FIRM above ntxent: by last s_con k=1 on 0" in text
+    draw_curves(table, "short", [0, 1], stored, root / "curves.png")
+    with Image.open(root / "curves.png") as picture:
+        assert len(picture.convert("RGB").getcolors(2**24) or []) > 100  # lines, not a blank page
+    assert "![learning curves](curves.png)" in report(
+        {"objectives": table}, "short", [0, 1], stored, {"objectives": "curves.png"}
+    )
     empty = report({"objectives": table}, "paper", [0], stored)
     assert "| firm | 0 |" in empty
 

@@ -211,6 +211,7 @@ def bench(
     """Make the runs of a table that are still missing, then write the table. Several processes may share a plan."""
     from firm.bench import run_missing
     from firm.recipes.tables import TABLES, plan
+    from firm.report.curves import draw_curves
     from firm.report.tables import report
     from firm.storage import write_atomically
 
@@ -223,12 +224,16 @@ def bench(
     for experiments in [] if only_report else plans:
         for line in run_missing(experiments, results, work, device=device):
             _say(line)
-    text = report({name: TABLES[name] for name in table}, scale, numbers, results)
+    chosen = {name: TABLES[name] for name in table}
     if out is None:
-        print(text)
-    else:
-        write_atomically(out, text.encode())
-        _say(f"wrote {out}")
+        print(report(chosen, scale, numbers, results))
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    pictures = {name: f"{out.stem}-{name}.png" for name in chosen}
+    for name, picture in pictures.items():
+        draw_curves(chosen[name], scale, numbers, results, out.with_name(picture))
+    write_atomically(out, report(chosen, scale, numbers, results, pictures).encode())
+    _say(f"wrote {out}")
 
 
 @app.command()

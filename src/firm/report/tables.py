@@ -20,16 +20,24 @@ SCALE_NOTE = {
     "short": "**Reduced scale**, far from the paper's protocol; compare rows with each other, not with the paper.",
     "paper": "The paper's protocol.",
 }
+SCALE_TITLE = {"smoke": "smoke test, not a result", "short": "reduced scale", "paper": "the paper's protocol"}
 CURVE = "s_con k=1"
 LAST = ("s_con k=1", "s_con k=5", "s_shift k=1", "s_shift k=5", "s_ens k=1", "s_ens k=5", "s_proto", "kde")
 
 
-def report(tables: Mapping[str, Table], scale: str, seeds: list[int], folder: Path) -> str:
-    """A page with every table: what was run, what came out, and where the paper's order holds."""
+def report(
+    tables: Mapping[str, Table], scale: str, seeds: list[int], folder: Path, pictures: Mapping[str, str] | None = None
+) -> str:
+    """A page with every table: what was run, what came out, and where the paper's order holds.
+
+    `pictures` names the file with each table's learning curves, beside the page.
+    """
     command = f"firm bench {' '.join(tables)} --scale {scale} --seeds {len(seeds)} --threads 1 --out PAGE"
     parts = ["# Semantic benchmarks", SCALE_NOTE[scale], f"Written by `{command}`.", _legend()]
-    for table in tables.values():
-        parts += _section(table, scale, seeds, folder)
+    for name, table in tables.items():
+        title, *rest = _section(table, scale, seeds, folder)
+        picture = [f"![learning curves]({pictures[name]})"] if pictures else []
+        parts += [title, *picture, *rest]
     return "\n\n".join(parts) + "\n"
 
 
@@ -44,7 +52,7 @@ def _legend() -> str:
 
 
 def _section(table: Table, scale: str, seeds: list[int], folder: Path) -> list[str]:
-    found = {data: _found(table, data, scale, seeds, folder) for data in table.data}
+    found = {data: found_runs(table, data, scale, seeds, folder) for data in table.data}
     runs = [run for rows in found.values() for some in rows.values() for run in some]
     head = [f"## {table.title}"]
     if runs:
@@ -52,7 +60,8 @@ def _section(table: Table, scale: str, seeds: list[int], folder: Path) -> list[s
     return [*head, *(_block(data, rows) for data, rows in found.items()), *_summary(found)]
 
 
-def _found(table: Table, data: str, scale: str, seeds: list[int], folder: Path) -> Found:
+def found_runs(table: Table, data: str, scale: str, seeds: list[int], folder: Path) -> Found:
+    """The stored runs of one data set, row by row."""
     plans = {name: [experiment(data, changes, scale, seed) for seed in seeds] for name, changes in table.rows.items()}
     return {name: [one for one in results(folder, todo) if one is not None] for name, todo in plans.items()}
 
@@ -97,8 +106,8 @@ def _line(data: str, name: str, runs: list[Result]) -> list[str]:
         str(runs[0]["recipe"]["training"]["epochs"]),
         str(runs[0]["steps"]),
         *[_interval([run["final"][score] for run in runs]) for score in LAST],
-        _spread([max(_curve(run)) for run in runs]),
-        _spread([aulc(_curve(run)) for run in runs]),
+        _spread([max(curve_of(run)) for run in runs]),
+        _spread([aulc(curve_of(run)) for run in runs]),
         *[_plain(runs, key) for key in ("compactness", "margin", "outlier_spread")],
         _seconds(runs),
         _published_cell(data, name),
@@ -113,7 +122,7 @@ def _orders(data: str, found: Found) -> list[str]:
         return []
     paper = {name: numbers[name] for name in rows}
     last = {name: mean_std([run["final"][f"s_con k={k}"]["value"] for run in runs])[0] for name, runs in rows.items()}
-    area = {name: mean_std([aulc(_curve(run)) for run in runs])[0] for name, runs in rows.items()}
+    area = {name: mean_std([aulc(curve_of(run)) for run in runs])[0] for name, runs in rows.items()}
     return [
         "",
         f"Rising AUROC in the paper (k={k}): {_rising(paper)}. "
@@ -136,7 +145,7 @@ def _paired(found: Found) -> list[str]:
         both = [(reference[run["seed"]], run) for run in runs if name != "firm" and run["seed"] in reference]
         if both:
             last = [firm["final"][CURVE]["value"] - other["final"][CURVE]["value"] for firm, other in both]
-            area = [aulc(_curve(firm)) - aulc(_curve(other)) for firm, other in both]
+            area = [aulc(curve_of(firm)) - aulc(curve_of(other)) for firm, other in both]
             parts.append(f"FIRM less {name}: last {_signed(last)}, AULC {_signed(area)}")
     return ["", "; ".join(parts) + "."] if parts else []
 
@@ -165,7 +174,8 @@ def _published_cell(data: str, name: str) -> str:
     return f"{numbers[name]:.1f} (k={k})" if name in numbers else "-"
 
 
-def _curve(run: Result) -> list[float]:
+def curve_of(run: Result) -> list[float]:
+    """The learning curve of a run: AUROC at every probe."""
     return [probe[CURVE]["value"] for probe in run["probes"]]
 
 
@@ -174,7 +184,7 @@ def _mean_last(runs: list[Result]) -> float:
 
 
 def _mean_area(runs: list[Result]) -> float:
-    return mean_std([aulc(_curve(run)) for run in runs])[0]
+    return mean_std([aulc(curve_of(run)) for run in runs])[0]
 
 
 def _interval(values: list[Result]) -> str:
