@@ -303,7 +303,7 @@ def _settle(device: str, threads: int) -> None:
         torch.set_num_threads(threads)
     try:
         torch.zeros(1, device=device).sum().item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise FirmError(f"the device {device!r} cannot be used here ({reason}); try --device cpu") from error
 

@@ -5,6 +5,7 @@ The competition's 25,000 files give exactly the published split; other counts gi
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -57,12 +58,10 @@ def _files(place: Path) -> tuple[list[Path], list[Path]]:
 def _decoded(place: Path, files: tuple[list[Path], list[Path]]) -> Decoded:
     """Every file as a record; decoding takes minutes, so it is done once and kept beside the files."""
     cache = place / f"decoded-{SIDE}-{_digest(files)}.npy"
-    try:
+    with contextlib.suppress(OSError, ValueError, EOFError):  # absent or damaged: decode again
         kept = np.load(cache, mmap_mode="r", allow_pickle=False)
         if kept.dtype == RECORD and len(kept) == sum(map(len, files)):
             return kept
-    except (OSError, ValueError, EOFError):
-        pass  # absent or damaged: decode again
     records = _decode(files)
     _keep(records, cache)
     return records

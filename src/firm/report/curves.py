@@ -30,12 +30,12 @@ def draw_curves(table: Table, scale: str, seeds: list[int], folder: Path, path: 
 
 def _panel(place: Axes, data: str, found: Found) -> None:
     for number, (name, runs) in enumerate(found.items()):
-        colour = f"C{number}"
-        curves = [[100 * value for value in curve_of(run)] for run in runs]
-        for run, curve in zip(runs, curves, strict=True):
-            steps = [probe["step"] for probe in run["probes"]]
-            place.plot(steps, curve, color=colour, linewidth=0.7, alpha=0.4)
-            place.plot(steps, np.mean(curves, axis=0), color=colour, linewidth=2, label=name if run is runs[0] else None)
+        if not runs:
+            continue
+        steps = [probe["step"] for probe in runs[0]["probes"]]
+        curves = 100 * np.array([curve_of(run) for run in runs])  # seeds, probes
+        place.plot(steps, curves.T, color=f"C{number}", linewidth=0.7, alpha=0.4)
+        place.plot(steps, curves.mean(axis=0), color=f"C{number}", linewidth=2, label=name)
     place.set_title(data, fontsize=9)
     place.set_xlabel("steps", fontsize=8)
     place.tick_params(labelsize=7)
