@@ -243,7 +243,7 @@ def demo(
     settings: Settings = None,
     seed: Seed = 0,
     device: Device = "cpu",
-    threads: Threads = 0,
+    threads: Threads = 1,  # the same tray on every machine
     as_json: AsJson = False,
 ) -> None:
     """Fit a detector on drawn parts, inspect a mixed tray, and write a picture of it."""
