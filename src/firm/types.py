@@ -30,6 +30,15 @@ class Statistics:
 
 
 @dataclass(frozen=True)
+class Truth:
+    """What is known of test images beyond good or bad: the kind of each, and where it is defective."""
+
+    kinds: tuple[str, ...]  # "good" for a normal image
+    masks: Bool[Tensor, "m h w"]  # the defective pixels, at the size of the images
+    known: Bool[Tensor, " m"]  # good images, and defective ones whose mask is there and not empty
+
+
+@dataclass(frozen=True)
 class OneClass:
     """One normal class of a labelled data set: only inliers to learn from, everything to be tested on."""
 
@@ -39,6 +48,7 @@ class OneClass:
     anomalous: Bool[Tensor, " m"]
     size: int  # the side at which the paper works on this data set
     statistics: Statistics | None = None  # published ones; None: take those of the inliers
+    truth: Truth | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,23 @@ class Outliers:
     images: UInt8[Tensor, "n c h w"]
     group: Int[Tensor, " n"]
     where: Bool[Tensor, "n h w"] | None = None
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a local outlier may use beside its inlier: where the object is, and the other good images."""
+
+    foreground: Bool[Tensor, "n h w"]  # of the inliers to be changed
+    donors: UInt8[Tensor, "m c h w"]
+    donor_foreground: Bool[Tensor, "m h w"]
+
+
+@dataclass(frozen=True)
+class Focus:
+    """Where patches are to be taken from: the object, and in an outlier the pixels that were altered."""
+
+    foreground: Bool[Tensor, "n h w"]
+    altered: Bool[Tensor, "n h w"]  # nowhere in an inlier
 
 
 @runtime_checkable
@@ -79,8 +106,12 @@ class OutlierSource(Protocol):
         *,
         rng: torch.Generator,
         copy: Int[Tensor, " n"] | None = None,
+        scene: Scene | None = None,
     ) -> Outliers:
-        """`copy` in 0..per_inlier-1 says which of its outliers each inlier is to become; None draws it."""
+        """`copy` in 0..per_inlier-1 says which of its outliers each inlier is to become; None draws it.
+
+        Without a scene the object is everywhere and the inliers are each other's donors.
+        """
         ...
 
 
@@ -89,8 +120,10 @@ class Views(Protocol):
     """Images in, two independent views of each out: the positive pairs."""
 
     def __call__(
-        self, images: UInt8[Tensor, "n c h w"], size: int, *, rng: torch.Generator
-    ) -> tuple[Float[Tensor, "n c size size"], Float[Tensor, "n c size size"]]: ...
+        self, images: UInt8[Tensor, "n c h w"], size: int, *, rng: torch.Generator, focus: Focus | None = None
+    ) -> tuple[Float[Tensor, "n c p p"], Float[Tensor, "n c p p"]]:
+        """`size` is that of the encoder's input; patches have a size of their own."""
+        ...
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from firm.colour import Jitter, jittered
-from firm.types import FirmError, Outliers
+from firm.types import FirmError, Outliers, Scene
 
 VARIANTS = ("plain", "scar", "union")
 TRIES = 10
@@ -44,7 +44,9 @@ class CutPaste:
     def kinds(self) -> int:
         return 2 if self.variant == "union" else 1
 
-    def __call__(self, inliers: Tensor, *, rng: torch.Generator, copy: Tensor | None = None) -> Outliers:
+    def __call__(
+        self, inliers: Tensor, *, rng: torch.Generator, copy: Tensor | None = None, scene: Scene | None = None
+    ) -> Outliers:
         images, where, scar = self._paste(inliers, rng)
         for _ in range(TRIES):  # a piece of plain background on plain background changes nothing: draw again
             same = (~where.flatten(1).any(1)).nonzero().squeeze(1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from firm.data.exposure import Pool, exposure
 from firm.outliers.rotations import turned
-from firm.types import FirmError, Outliers
+from firm.types import FirmError, Outliers, Scene
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,9 @@ class Exposure:
     def kinds(self) -> int:
         return 3 if self.rotate else 1
 
-    def __call__(self, inliers: Tensor, *, rng: torch.Generator, copy: Tensor | None = None) -> Outliers:
+    def __call__(
+        self, inliers: Tensor, *, rng: torch.Generator, copy: Tensor | None = None, scene: Scene | None = None
+    ) -> Outliers:
         n, _, height, width = inliers.shape
         if height != width:
             raise FirmError(

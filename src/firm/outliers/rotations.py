@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from firm.types import FirmError, Outliers
+from firm.types import FirmError, Outliers, Scene
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,9 @@ class Rotations:
     per_inlier = 3
     kinds = 3
 
-    def __call__(self, inliers: Tensor, *, rng: torch.Generator, copy: Tensor | None = None) -> Outliers:
+    def __call__(
+        self, inliers: Tensor, *, rng: torch.Generator, copy: Tensor | None = None, scene: Scene | None = None
+    ) -> Outliers:
         quarter = 1 + (torch.randint(3, (len(inliers),), generator=rng) if copy is None else copy)
         return Outliers(turned(inliers, quarter), quarter)
 

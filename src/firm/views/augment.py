@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from firm.colour import Jitter, grey, jittered
-from firm.types import FirmError
+from firm.types import FirmError, Focus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,9 @@ class Augment:
         if not 0 < self.aspect[0] <= self.aspect[1] or not 0 < self.sigma[0] <= self.sigma[1]:
             raise FirmError(f"views.aspect {self.aspect} and views.sigma {self.sigma} must rise from above 0")
 
-    def __call__(self, images: Tensor, size: int, *, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, images: Tensor, size: int, *, rng: torch.Generator, focus: Focus | None = None
+    ) -> tuple[Tensor, Tensor]:
         both = self._one(torch.cat([images, images]), size, rng)
         first, second = both.chunk(2)
         return first, second
