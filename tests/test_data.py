@@ -24,8 +24,6 @@ from firm.data import (
     data_root,
     fashion_mnist,
     load,
-    load_folder,
-    read_folder,
 )
 from firm.data.exposure import exposure
 from firm.types import FirmError
@@ -448,78 +446,13 @@ def test_an_exposure_folder_without_images_is_refused(tmp_path):
         exposure(tmp_path).take([0], 8)
 
 
-# a folder of one's own
-
-
-def test_good_images_alone(tmp_path):
-    for i in range(3):
-        save(tmp_path / f"{i}.png", (20 + i, 30))
-    save(tmp_path / "elsewhere" / "bad.png")  # what lies deeper is not known to be good
-    task = load(str(tmp_path))
-    assert task.train.shape == (3, 3, 128, 128)
-    assert task.test.shape == (0, 3, 128, 128)
-    assert (task.anomalous.dtype, task.anomalous.shape) == (torch.bool, (0,))
-    assert (task.size, task.statistics) == (64, None)
-
-
-def test_the_layout_of_mvtec(tmp_path):
-    for place in ("train/good", "test/good", "test/scratch", "test/dent"):
-        for i in range(2):
-            save(tmp_path / place / f"{i:03}.png")
-    save(tmp_path / "ground_truth" / "scratch" / "000_mask.png")
-    task = load_folder(tmp_path, side=32)
-    assert task.train.shape == (2, 3, 32, 32)
-    assert task.anomalous.tolist() == [True, True, False, False, True, True]  # dent, good, scratch
-    assert task.size == 32
-
-
-def test_good_and_bad(tmp_path):
-    save(tmp_path / "good" / "a.jpg")
-    assert len(load_folder(tmp_path).test) == 0
-    save(tmp_path / "bad" / "b.bmp")
-    task = load_folder(tmp_path)
-    assert (len(task.train), task.anomalous.tolist()) == (1, [True])
-
-
-def test_a_damaged_file_never_costs_the_good_ones(tmp_path):
-    image = save(tmp_path / "a.png", (16, 16))
-    (tmp_path / "b.png").write_bytes(b"damaged")
-    (tmp_path / "._c.png").write_bytes(b"hidden")
-    (tmp_path / "d.png").mkdir()
-    save(tmp_path / "E.PNG", (16, 16))
-    images, files, skipped = read_folder(tmp_path, 16)
-    assert [file.name for file in files] == ["E.PNG", "a.png"]
-    np.testing.assert_array_equal(images[1].permute(1, 2, 0), image)
-    assert [file.name for file, _ in skipped] == ["b.png"]
-    with pytest.warns(UserWarning, match=r"left out: .*b.png cannot be decoded"):
-        assert len(load_folder(tmp_path, 16).train) == 2
-
-
-def test_a_test_kind_without_usable_images_is_left_out(tmp_path):
-    save(tmp_path / "train" / "good" / "a.png")
-    (tmp_path / "test" / "scratch").mkdir(parents=True)
-    assert len(load_folder(tmp_path, 16).test) == 0
-
-
-def test_no_usable_image_is_an_error(tmp_path):
-    with pytest.raises(FirmError, match="has no usable image"):
-        read_folder(tmp_path)
-    (tmp_path / "a.png").write_bytes(b"damaged")
-    with pytest.raises(FirmError, match=r"has no usable image \(.*a.png cannot be decoded"):
-        load_folder(tmp_path)
-    for missing in (tmp_path / "absent", tmp_path / "a.png"):
-        with pytest.raises(FirmError, match="is not a folder"):
-            load(str(missing))
-        with pytest.raises(FirmError, match="is not a folder"):
-            read_folder(missing)
-
-
 # names
 
 
 def test_every_data_set_has_its_facts():
     counts = {name: len(facts.classes) for name, facts in DATASETS.items()}
-    assert counts == {"cifar10": 10, "cifar100-super": 20, "fashion-mnist": 10, "cats-vs-dogs": 2, "drawn": 3}
+    semantic = {"cifar10": 10, "cifar100-super": 20, "fashion-mnist": 10, "cats-vs-dogs": 2}
+    assert counts == semantic | {"mvtec": 15, "visa": 12, "btad": 3, "mpdd": 6, "drawn": 3}
     for name in DATASETS:
         assert classes(name) == DATASETS[name].classes
         assert all(spelled == spelled.lower() and " " not in spelled for spelled in classes(name))
@@ -550,6 +483,9 @@ def test_drawn_parts_need_no_files():
     assert task.name == "drawn:plate"
     assert task.size == 64
     assert task.anomalous.any()
+    assert task.test.shape[-2:] == task.truth.masks.shape[-2:] == (128, 128)
+    assert torch.equal(task.truth.masks.flatten(1).any(1), task.anomalous)
+    assert load("drawn:plate", side=48).test.shape[-1] == 48
 
 
 # the real ones

@@ -6,18 +6,22 @@ Files and uploads become uint8 RGB here and nowhere else, so a part seen by the 
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, UInt8
+from jaxtyping import Bool, Float, UInt8
 from PIL import Image
 from torch import Tensor
 
 from firm.types import FirmError, Statistics
+
+Pixel = TypeVar("Pixel", bound=np.generic)
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm"})
 FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP", "GIF", "PPM")  # no format that runs an interpreter (EPS)
@@ -39,12 +43,24 @@ def decode(source: Path | str | bytes) -> npt.NDArray[np.uint8]:
 
     Any file a camera, a scanner or an upload may hold ends in pixels or in a FirmError naming it, never in a crash.
     """
+    return _decoded(source, _rgb)
+
+
+def decode_mask(source: Path | str | bytes) -> npt.NDArray[np.bool_]:
+    """The marked pixels (h, w) of a mask file: neither black nor transparent, be they only one grey level from it.
+
+    Not by way of RGB: 16-bit labels would round to nothing, and what is transparent would turn white.
+    """
+    return _decoded(source, _marked)
+
+
+def _decoded(source: Path | str | bytes, read: Callable[[Image.Image], npt.NDArray[Pixel]]) -> npt.NDArray[Pixel]:
     name = "the image" if isinstance(source, bytes) else str(source)
     try:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as image:
             _refuse_bomb(image, name)
             image.load()  # before asking for the orientation: Pillow turns a TIFF while loading it
-            return _rgb(_upright(image))
+            return read(_upright(image))
     except FirmError:
         raise
     except FileNotFoundError:
@@ -62,11 +78,22 @@ def _refuse_bomb(image: Image.Image, name: str) -> None:
 
 def _upright(image: Image.Image) -> Image.Image:
     """Turned as its EXIF orientation asks; the pixels of a file with damaged EXIF are still good."""
-    try:
-        turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # see decode
-        return image
+    turn = _turn(image)
     return image if turn is None else image.transpose(turn)
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    try:
+        return UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
+    except Exception:  # see _decoded
+        return None
+
+
+def turn_like(mask: npt.NDArray[np.bool_], image: Path) -> npt.NDArray[np.bool_]:
+    """A mask drawn on the pixels as `image` stores them, turned upright as `image` itself is."""
+    with Image.open(image, formats=FORMATS) as opened:
+        turn = _turn(opened)  # not loaded: see _decoded
+    return mask if turn is None else np.array(Image.fromarray(mask.astype(np.uint8)).transpose(turn)) > 0
 
 
 def _rgb(image: Image.Image) -> npt.NDArray[np.uint8]:
@@ -74,10 +101,23 @@ def _rgb(image: Image.Image) -> npt.NDArray[np.uint8]:
         return _from_16_bit(np.asarray(image))
     if image.mode == "F":
         raise ValueError("floating-point pixels have no agreed scale: save as 8 or 16 bit")
-    if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "La", "RGBa"):
+    if _transparent(image):
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return np.array(image.convert("RGB"))
+
+
+def _marked(image: Image.Image) -> npt.NDArray[np.bool_]:
+    if image.mode.startswith("I") or image.mode == "F":
+        return np.asarray(image) > 0
+    if not _transparent(image):
+        return np.asarray(image.convert("RGB")).max(axis=2) > 0
+    rgba = np.asarray(image.convert("RGBA"))
+    return (rgba[..., :3].max(axis=2) > 0) & (rgba[..., 3] > 0)
+
+
+def _transparent(image: Image.Image) -> bool:
+    return "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "La", "RGBa")
 
 
 def _from_16_bit(grey: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
@@ -101,6 +141,15 @@ def resize(images: UInt8[Tensor, "n c h w"], side: int) -> UInt8[Tensor, "n c si
     for run in _runs(images):
         resized[run] = _resample(images[run].float(), side).round().clamp(0, 255).to(torch.uint8)
     return resized
+
+
+def resize_mask(mask: Bool[np.ndarray, "h w"], side: int) -> Bool[Tensor, "side side"]:
+    """The nearest pixel of the mask at each place; a mark that would vanish is kept wherever it is touched."""
+    rows, columns = ((2 * np.arange(side) + 1) * length // (2 * side) for length in mask.shape)
+    nearest = mask[np.ix_(rows, columns)]
+    if nearest.any() or not mask.any():
+        return torch.from_numpy(nearest)
+    return F.adaptive_max_pool2d(torch.from_numpy(mask)[None].float(), side)[0] > 0
 
 
 def _runs(images: Tensor) -> list[slice]:

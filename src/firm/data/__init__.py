@@ -1,29 +1,30 @@
 """Images in: one normal class of a labelled data set, drawn parts, or a folder of one's own.
 
 >>> load("cifar10:bird"), load("cifar100-super:people"), load("fashion-mnist:sandal")   # doctest: +SKIP
->>> load("drawn:plate"), load("my/good/parts")                                          # doctest: +SKIP
+>>> load("mvtec:screw"), load("visa:pcb1"), load("drawn:plate"), load("my/good/parts")  # doctest: +SKIP
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from firm.data import cats_vs_dogs, cifar, fashion_mnist
+from firm.data import cats_vs_dogs, cifar, fashion_mnist, industrial
 from firm.data.download import data_root, fetch
 from firm.data.folder import SIDE, load_folder, read_folder
-from firm.types import FirmError, OneClass, Split, Statistics
+from firm.types import FirmError, OneClass, Split, Statistics, Truth
 
 __all__ = ["DATASETS", "Dataset", "classes", "data_root", "fetch", "load", "load_folder", "read_folder"]
 
-Sets = tuple[Tensor, Tensor, Tensor]  # the train inliers, the test images, which of those are anomalous
-Reader = Callable[[Sequence[Path], int], Sets]
+Sets = tuple[Tensor, Tensor, Tensor, Truth | None]  # train inliers, test images, which are anomalous, what is known
+Reader = Callable[[int, Sequence[Path], int], Sets]  # number of the class, where the files may be, side to read them at
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,14 @@ class Dataset:
     size: int  # the side at which the paper works on it
     statistics: Statistics | None
     read: Reader
-    folder: str = ""  # the name its official archive unpacks to
+    folders: tuple[str, ...] = ()  # the names its official archives unpack to
+    side: int = 0  # at which its images are read unless another is asked for; 0: always as published
 
 
 def _one_against_all(read: Callable[[Sequence[Path]], tuple[Split, Split]]) -> Reader:
     """The one-class protocol: learn from one class of the train split, test on the whole test split."""
 
-    def task(places: Sequence[Path], inlier: int) -> Sets:
+    def task(inlier: int, places: Sequence[Path], _: int) -> Sets:
         (train, train_labels), (test, test_labels) = read(places)
         good = train[train_labels == inlier]
         if not len(good):
@@ -49,17 +51,18 @@ def _one_against_all(read: Callable[[Sequence[Path]], tuple[Split, Split]]) -> R
             torch.from_numpy(np.array(good)),
             torch.from_numpy(np.array(test)),
             torch.from_numpy(test_labels != inlier),
+            None,
         )
 
     return task
 
 
-def _draw(_: Sequence[Path], number: int) -> Sets:
+def _draw(number: int, _: Sequence[Path], side: int) -> Sets:
     """Parts drawn on the spot: nothing to download."""
     from firm.data.drawn import drawn  # late: drawing is a stage of its own, loaded only by those who draw
 
-    task, _parts = drawn(DATASETS["drawn"].classes[number])
-    return task.train, task.test, task.anomalous
+    task, _parts = drawn(DATASETS["drawn"].classes[number], size=side)
+    return task.train, task.test, task.anomalous, task.truth
 
 
 DATASETS: dict[str, Dataset] = {
@@ -68,14 +71,14 @@ DATASETS: dict[str, Dataset] = {
         size=32,
         statistics=Statistics((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
         read=_one_against_all(cifar.read_cifar10),
-        folder="cifar-10-batches-bin",
+        folders=("cifar-10-batches-bin",),
     ),
     "cifar100-super": Dataset(
         classes=tuple(cifar.SUPERCLASSES),
         size=32,
         statistics=Statistics((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
         read=_one_against_all(cifar.read_cifar100_super),
-        folder="cifar-100-binary",
+        folders=("cifar-100-binary",),
     ),
     "fashion-mnist": Dataset(
         classes=fashion_mnist.CLASSES,
@@ -88,27 +91,42 @@ DATASETS: dict[str, Dataset] = {
         size=64,
         statistics=Statistics((0.4899, 0.4546, 0.4161), (0.2204, 0.2158, 0.2156)),
         read=_one_against_all(cats_vs_dogs.read_cats_vs_dogs),
-        folder="PetImages",
+        folders=("PetImages",),
     ),
-    "drawn": Dataset(classes=("plate", "weave", "label"), size=64, statistics=None, read=_draw),
+    **{
+        name: Dataset(
+            classes=tuple(published.categories),
+            size=industrial.SIDE,
+            statistics=published.statistics,
+            read=partial(industrial.read_category, name),
+            folders=published.folders,
+            side=industrial.SIDE,
+        )
+        for name, published in industrial.PUBLISHED.items()
+    },
+    "drawn": Dataset(classes=("plate", "weave", "label"), size=64, statistics=None, read=_draw, side=128),
 }
 
 
-def load(name: str, root: Path | None = None, *, side: int = SIDE) -> OneClass:
-    """The task "dataset:class" (class by name or number), or a folder of images.
+def load(name: str, root: Path | None = None, *, side: int | None = None) -> OneClass:
+    """The task "dataset:class" (class by name or number), or a folder of images, also one in FIRM_DATA by its name.
 
     A data set's name wins over a folder of that name: write ./cifar10 for the folder. `side` is that at which the
-    images of a folder are kept.
+    images of a folder, of an industrial set and of drawn parts are kept; the semantic sets come in one size.
     """
     dataset, _, wanted = name.partition(":")
     if dataset not in DATASETS and ("/" in name or os.sep in name or Path(name).is_dir()):
-        return load_folder(Path(name).expanduser(), side)
+        return load_folder(Path(name).expanduser(), side or SIDE)
+    if dataset not in DATASETS and (data_root(root) / name).is_dir():
+        return replace(load_folder(data_root(root) / name, side or SIDE), name=name)
     if dataset not in DATASETS:
         raise FirmError(f"{name!r} is neither a folder nor a data set; the data sets are {', '.join(DATASETS)}")
     facts = DATASETS[dataset]
     inlier = _class_number(dataset, wanted)
-    train, test, anomalous = facts.read(_places(dataset, data_root(root)), inlier)
-    return OneClass(f"{dataset}:{facts.classes[inlier]}", train, test, anomalous, facts.size, facts.statistics)
+    kept = side or facts.side
+    train, test, anomalous, truth = facts.read(inlier, _places(dataset, data_root(root)), kept)
+    size = min(facts.size, kept) if facts.side else facts.size
+    return OneClass(f"{dataset}:{facts.classes[inlier]}", train, test, anomalous, size, facts.statistics, truth)
 
 
 def classes(dataset: str) -> tuple[str, ...]:
@@ -119,17 +137,24 @@ def classes(dataset: str) -> tuple[str, ...]:
 
 
 def _class_number(dataset: str, wanted: str) -> int:
+    """By name, whatever its case and hyphens, or by number where no name is one: btad:1 could mean 01 or 02."""
     names = classes(dataset)
-    spelled = wanted.strip().lower().replace(" ", "-").replace("_", "-")
-    if spelled in names:
-        return names.index(spelled)
-    if spelled.isdecimal() and int(spelled) < len(names):
-        return int(spelled)
-    listed = ", ".join(f"{number} {name}" for number, name in enumerate(names))
+    spelled = [_spelling(name) for name in names]
+    if _spelling(wanted) in spelled:
+        return spelled.index(_spelling(wanted))
+    numbered = not any(name.isdecimal() for name in names)
+    if numbered and wanted.strip().isdecimal() and int(wanted) < len(names):
+        return int(wanted)
+    listed = ", ".join(f"{number} {name}" if numbered else name for number, name in enumerate(names))
     raise FirmError(f"{dataset} has no class {wanted!r}; write {dataset}:CLASS with one of {listed}")
+
+
+def _spelling(name: str) -> str:
+    return name.strip().lower().replace(" ", "-").replace("_", "-")
 
 
 def _places(dataset: str, root: Path) -> list[Path]:
     """The folders that may hold a data set, most expected first."""
-    folder = DATASETS[dataset].folder
-    return [root / dataset, *([root / dataset / folder, root / folder, root] if folder else [])]
+    folders = DATASETS[dataset].folders
+    unpacked = [place / folder for folder in folders for place in (root / dataset, root)]
+    return [root / dataset, *unpacked, *([root] if folders else [])]

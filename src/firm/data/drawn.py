@@ -23,7 +23,7 @@ from firm.data import drawn_products as products
 from firm.data.drawn_defects import Defect
 from firm.data.drawn_scene import Light, Plane, Scene, photograph, record, switch_on
 from firm.streams import numpy_stream
-from firm.types import FirmError, OneClass
+from firm.types import FirmError, OneClass, Truth
 
 SUPERSAMPLING = 2
 CHANGED = 3 / 255  # a pixel changed by less is not part of a defect
@@ -127,6 +127,11 @@ def drawn(
         test=stack(parts.test, size),
         anomalous=torch.tensor([part.defect is not None for part in parts.test], dtype=torch.bool),
         size=64,
+        truth=Truth(
+            kinds=tuple(part.defect or "good" for part in parts.test),
+            masks=torch.from_numpy(np.array([part.mask for part in parts.test], bool).reshape(-1, size, size)),
+            known=torch.ones(len(parts.test), dtype=torch.bool),
+        ),
     )
     return data, parts.test
 
