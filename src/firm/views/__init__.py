@@ -5,6 +5,8 @@ from __future__ import annotations
 from firm.colour import Jitter
 from firm.types import Views
 from firm.views.augment import Augment
+from firm.views.patches import PatchPairs
+from firm.views.shift import Shift
 
 VIEWS: dict[str, Views] = {
     "simclr": Augment(),
@@ -20,6 +22,8 @@ VIEWS: dict[str, Views] = {
         grey=0.2,
         blur=0.0,
     ),
+    "patches": PatchPairs(),
+    "shift": Shift(),
 }
 
-__all__ = ["VIEWS", "Augment"]
+__all__ = ["VIEWS", "Augment", "PatchPairs", "Shift"]
