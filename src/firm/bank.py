@@ -1,0 +1,397 @@
+"""The bank of normal patches: scores of patches by their nearest neighbours, everywhere or near their own place.
+
+The search is exact: matrix products of blocks that fit in the cache, with the largest cosines so far beside them. Over
+a hundred thousand patches that takes half the time of whole rows of cosines (`benchmarks/patch_bank.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from firm.memory import unit
+from firm.types import FirmError
+
+BLOCK = 1024  # rows and queries of one matrix product: 4 MB of cosines
+QUERIES = 4096  # patches looked up before the bank is read again
+PROJECTED = 128  # dimensions in which the coreset is chosen
+ROUND = 128  # candidates for the next centres of the coreset
+FEW = 10  # images below which a place has too few scores for statistics of its own
+SMALLEST = 1e-6  # deviation: ten times what float32 leaves of a cosine of one
+METRICS = ("cosine", "l2")
+
+OnProgress = Callable[[int, int], None]  # done, total
+Step = Callable[[int], None]  # done
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Which normal patches are remembered, and with which of them a patch is compared.
+
+    `random` keeps a uniform part; `coreset` those that leave no patch far from a kept one. `reach` compares a patch
+    only with normal ones at most so many grid cells away (-1: with all), so that a good thing in a wrong place counts.
+    `standardise` turns scores into deviations from what good images score at that place.
+    """
+
+    keep: float = 1.0  # part of all normal patches
+    choose: str = "random"
+    reach: int = -1
+    standardise: bool = False
+    k: int = 1
+    metric: str = "cosine"  # or l2: the distance of the features as they are
+
+    def __post_init__(self) -> None:
+        if not 0 < self.keep <= 1:
+            raise FirmError(f"memory.keep is {self.keep}; it is the part of the patches to keep, above 0 and at most 1")
+        if self.choose not in CHOICES:
+            raise FirmError(f"no way to choose patches {self.choose!r}; use one of {', '.join(CHOICES)}")
+        if self.reach < -1:
+            raise FirmError(f"memory.reach is {self.reach}; use -1 for every place or 0 and more cells")
+        if self.metric not in METRICS:
+            raise FirmError(f"memory.metric is {self.metric!r}; use one of {', '.join(METRICS)}")
+        if self.k < 1:
+            raise FirmError(f"memory.k is {self.k}; a neighbour score needs k >= 1")
+
+    def with_metric(self, metric: str) -> Memory:
+        """The same memory by another distance."""
+        return replace(self, metric=metric)
+
+    def keys(self, features: Float[Tensor, "p d"]) -> Float[Tensor, "p e"]:
+        """What is remembered of features: such that the nearest has the largest product with a query.
+
+        |q - b|^2 = |q|^2 - 2 (q b - |b|^2 / 2), so one number beside b turns the product into the distance.
+        """
+        if self.metric == "cosine":
+            return unit(features)
+        return torch.cat([features, -features.square().sum(1, keepdim=True) / 2], dim=1)
+
+    def queries(self, features: Float[Tensor, "p d"]) -> Float[Tensor, "p e"]:
+        """What is asked of the keys."""
+        if self.metric == "cosine":
+            return unit(features)
+        return torch.cat([features, features.new_ones(len(features), 1)], dim=1)
+
+    def distances(self, queries: Float[Tensor, "p e"], products: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
+        """The distance behind the largest products of each query."""
+        if self.metric == "cosine":
+            return 1 - products
+        squares = queries[:, :-1].square().sum(1, keepdim=True)
+        return (squares - 2 * products).clamp(min=0).sqrt()
+
+    def kept(self, patches: int) -> int:
+        """How many of so many patches are kept."""
+        return max(1, round(self.keep * patches))
+
+
+def cost(images: int, rows: int, columns: int, dim: int, memory: Memory) -> str:
+    """What the bank will hold, as a sentence to be read before it is made."""
+    patches = images * rows * columns
+    kept = memory.kept(patches)
+    megabytes = kept * dim * 4 / 1e6
+    size = f"{megabytes:,.0f} MB" if megabytes >= 10 else f"{megabytes:.1f} MB"
+    if kept == patches:
+        return f"bank: {kept:,} patches x {dim} = {size}"
+    sentence = f"bank: {kept:,} of {patches:,} patches x {dim} = {size}"
+    return f"{sentence}, found by {kept * patches:,} comparisons" if memory.choose == "coreset" else sentence
+
+
+@dataclass(frozen=True)
+class Bank:
+    """Normal patches and where they come from, ordered by cell; tensors only, so that it can be saved."""
+
+    vectors: Float[Tensor, "m e"]  # of unit length, or as `Memory.keys` makes them for l2
+    image: Int[Tensor, " m"]
+    cell: Int[Tensor, " m"]  # row-major, rising
+    shape: tuple[int, int]
+    memory: Memory
+    mean: Float[Tensor, "r c"]  # of the scores of good images; 0 and 1 without standardise
+    deviation: Float[Tensor, "r c"]
+
+    def score(self, features: Float[Tensor, "n r c d"]) -> Float[Tensor, "n r c"]:
+        """Equation 6, negated, for every patch: one less the mean of its k largest cosines, or the mean of the k least
+        distances; standardised if asked.
+
+        A cell with fewer than k patches within reach reaches further, by as little as it takes to have them.
+        """
+        return self.standardised(_scores(self, features))
+
+    def standardised(self, scores: Float[Tensor, "n r c"]) -> Float[Tensor, "n r c"]:
+        """Raw scores as the bank's settings want them: in deviations from the mean of their place, or as they are."""
+        return (scores - self.mean) / self.deviation if self.memory.standardise else scores
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything but the settings."""
+        return {name: getattr(self, name) for name in TENSORS}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], memory: Memory) -> Bank:
+        """The bank whose `tensors` these are."""
+        missing = [name for name in TENSORS if name not in tensors]
+        if missing:
+            raise FirmError(f"the bank lacks {', '.join(missing)}; write it again with Bank.tensors")
+        rows, columns = tensors["mean"].shape
+        return cls(**{name: tensors[name] for name in TENSORS}, shape=(rows, columns), memory=memory)
+
+
+TENSORS = ("vectors", "image", "cell", "mean", "deviation")
+
+
+def fit_bank(
+    features: Float[Tensor, "n r c d"], memory: Memory, *, rng: torch.Generator, on_progress: OnProgress | None = None
+) -> Bank:
+    """Remember patches of good images, given as their features on the grid.
+
+    Progress is told by the two parts that can take long: choosing a coreset, and scoring the good images themselves.
+    """
+    n, rows, columns, dim = features.shape
+    cells = rows * columns
+    kept = _checked_size(n, cells, memory)
+    total = kept * ((memory.choose == "coreset" and kept < n * cells) + memory.standardise)
+    tell = on_progress or (lambda done, total: None)
+    flat = features.flatten(0, 2)
+    image, cell = _places(flat, cells, memory, rng, lambda done: tell(done, total))
+    vectors = torch.empty(kept, dim + (memory.metric == "l2"))
+    for part in torch.arange(kept).split(QUERIES):  # no second copy of a large bank
+        vectors[part] = memory.keys(flat[image[part] * cells + cell[part]])
+    bank = Bank(vectors, image, cell, (rows, columns), memory, torch.zeros(rows, columns), torch.ones(rows, columns))
+    if not memory.standardise:
+        return bank
+    own = leave_one_out(bank, features, lambda images: tell(total - kept + kept * images // n, total))
+    mean, deviation = statistics(own)
+    return replace(bank, mean=mean, deviation=deviation)
+
+
+def leave_one_out(
+    bank: Bank, features: Float[Tensor, "n r c d"], on_images: Step | None = None
+) -> Float[Tensor, "n r c"]:
+    """Raw scores of the images the bank was fitted to, in that order, each against the patches of the others.
+
+    A cell reaches further, as in `Bank.score`, until whichever image is left out there are k patches of others.
+    """
+    others = len(bank.image) - int(bank.image.bincount().max())
+    if others < bank.memory.k:
+        raise FirmError(
+            f"leaving an image out leaves {others} patches of others where k = {bank.memory.k} are needed; "
+            "give more good images, keep more patches or set memory.standardise to False"
+        )
+    if len(features) <= int(bank.image.max()):
+        raise FirmError(
+            f"the bank remembers image {int(bank.image.max())} but {len(features)} are given; "
+            "give all images it was fitted to, in the same order"
+        )
+    return _scores(bank, features, on_images, apart=True)
+
+
+def statistics(scores: Float[Tensor, "n r c"]) -> tuple[Float[Tensor, "r c"], Float[Tensor, "r c"]]:
+    """Mean and deviation of the scores of good images at each place.
+
+    Variances are averaged over the 3 x 3 cells around each, and no deviation is below half the median one: where good
+    images happened to agree, a little must not raise the alarm. Fewer than ten images share one mean and deviation.
+    """
+    if len(scores) < FEW:
+        mean, deviation = scores.mean().expand(scores.shape[1:]), scores.std().expand(scores.shape[1:])
+    else:
+        around = F.avg_pool2d(scores.var(0)[None], 3, stride=1, padding=1, count_include_pad=False)[0]
+        mean, deviation = scores.mean(0), around.sqrt()
+        deviation = deviation.clamp(min=float(deviation.flatten().quantile(0.5)) / 2)
+    return mean.contiguous(), deviation.clamp(min=SMALLEST)
+
+
+def _checked_size(images: int, cells: int, memory: Memory) -> int:
+    """How many patches the bank will hold; what cannot be done is refused before the long work begins."""
+    if not images * cells:
+        raise FirmError("there are no good patches to remember; give at least 1 good image")
+    if memory.standardise and images < 2:
+        raise FirmError("1 good image cannot be standardised by others; give 2 or set memory.standardise to False")
+    kept = memory.kept(images * cells)
+    if kept < memory.k:
+        raise FirmError(f"k = {memory.k} neighbours cannot be found among {kept} kept patches; keep more or lower k")
+    return kept
+
+
+# --- searching ---
+
+
+def _scores(
+    bank: Bank, features: Float[Tensor, "n r c d"], on_images: Step | None = None, *, apart: bool = False
+) -> Float[Tensor, "n r c"]:
+    """Raw scores; `apart` compares image i with patches of other images only. A few images at a time."""
+    n, *grid = features.shape
+    dim = bank.vectors.shape[1] - (bank.memory.metric == "l2")
+    if (*grid,) != (*bank.shape, dim):
+        raise FirmError(
+            f"features {tuple(grid)} do not fit a bank of {(*bank.shape, dim)}; "
+            "use the encoder, image size and tiling it was fitted with"
+        )
+    visits = list(_visits(bank, apart))
+    result = torch.empty(n, *bank.shape)
+    images = max(1, QUERIES // math.prod(bank.shape))
+    for begin in range(0, n, images):
+        part = features[begin : begin + images]
+        queries = bank.memory.queries(part.flatten(0, 2)).unflatten(0, (len(part), -1))
+        owner = torch.arange(begin, begin + len(part)) if apart else None
+        largest = _largest_cosines(bank, visits, queries, owner)
+        away = bank.memory.distances(queries.flatten(0, 1), largest.flatten(0, 1)).mean(1)
+        result[begin : begin + images] = away.view(len(part), *bank.shape)
+        if on_images is not None:
+            on_images(begin + len(part))
+    return result
+
+
+Visit = tuple[slice, Tensor | slice]  # rows of the bank, and the cells whose patches are compared with them
+
+
+def _visits(bank: Bank, apart: bool) -> Iterator[Visit]:
+    """Every row of the bank once, so that it is read once: in blocks for all cells, or cell by cell for those near."""
+    if bank.memory.reach < 0:
+        yield from ((slice(begin, begin + BLOCK), slice(None)) for begin in range(0, len(bank.cell), BLOCK))
+        return
+    ends = bank.cell.bincount(minlength=math.prod(bank.shape)).cumsum(0).tolist()
+    lookers = _lookers(_reaches(bank, apart).tolist())
+    for begin, end, cells in zip([0, *ends[:-1]], ends, lookers, strict=True):
+        if begin < end:
+            yield slice(begin, end), torch.tensor(cells)
+
+
+def _lookers(reach: list[list[int]]) -> list[list[int]]:
+    """For every cell those that look at it, as plain lists: tensors for every cell take longer than the search."""
+    rows, columns = len(reach), len(reach[0])
+    lookers: list[list[int]] = [[] for _ in range(rows * columns)]
+    for row, column in itertools.product(range(rows), range(columns)):
+        far = reach[row][column]
+        for y in range(max(0, row - far), min(rows, row + far + 1)):
+            for x in range(max(0, column - far), min(columns, column + far + 1)):
+                lookers[y * columns + x].append(row * columns + column)
+    return lookers
+
+
+def _reaches(bank: Bank, apart: bool) -> Int[Tensor, "r c"]:
+    """How far each cell looks: as far as asked, or further until it finds k patches (`apart`: of other images)."""
+    rows, columns = bank.shape
+    image = bank.image if apart else torch.zeros_like(bank.image)
+    count = (image * rows * columns + bank.cell).bincount(minlength=(int(image.max()) + 1) * rows * columns)
+    here = count.reshape(-1, rows, columns).float()
+    reach = torch.full((rows, columns), -1)
+    side = max(rows, columns)
+    for radius in range(min(bank.memory.reach, side - 1), side):
+        within = F.avg_pool2d(here, 2 * radius + 1, stride=1, padding=radius, divisor_override=1)  # a sum
+        found = within.sum(0) - within.amax(0) if apart else within[0]
+        reach[(reach < 0) & (found >= bank.memory.k)] = radius
+        if bool((reach >= 0).all()):
+            break
+    return reach
+
+
+def _largest_cosines(
+    bank: Bank, visits: list[Visit], queries: Float[Tensor, "n cells d"], owner: Int[Tensor, " n"] | None
+) -> Float[Tensor, "n cells k"]:
+    k = bank.memory.k
+    best = queries.new_full((*queries.shape[:2], k), -math.inf)
+    for rows, cells in visits:
+        asked, known = queries[:, cells].flatten(0, 1), best[:, cells].flatten(0, 1)
+        whose = None if owner is None else owner.repeat_interleave(len(asked) // len(owner))
+        parts = []
+        for begin in range(0, len(asked), BLOCK):
+            cosines = asked[begin : begin + BLOCK] @ bank.vectors[rows].T
+            if whose is not None:
+                cosines.masked_fill_(whose[begin : begin + BLOCK, None] == bank.image[rows], -math.inf)
+            parts.append(torch.cat([known[begin : begin + BLOCK], _largest(cosines, k)], dim=1))
+        best[:, cells] = _largest(torch.cat(parts), k).unflatten(0, (len(queries), -1))
+    return best
+
+
+def _largest(cosines: Float[Tensor, "q m"], k: int) -> Float[Tensor, "q j"]:
+    # one maximum is cheaper than a top 1
+    return cosines.amax(1, keepdim=True) if k == 1 else cosines.topk(min(k, cosines.shape[1]), dim=1).values
+
+
+# --- choosing ---
+
+
+def _places(
+    flat: Float[Tensor, "p d"], cells: int, memory: Memory, rng: torch.Generator, on_kept: Step
+) -> tuple[Int[Tensor, " m"], Int[Tensor, " m"]]:
+    """Image and cell of every patch to keep, ordered by cell and then by image."""
+    some = memory.kept(len(flat)) < len(flat)
+    chosen = CHOICES[memory.choose](flat, memory, rng, on_kept).sort().values if some else torch.arange(len(flat))
+    chosen = chosen[(chosen % cells).argsort(stable=True)]
+    return chosen // cells, chosen % cells
+
+
+def _random(flat: Float[Tensor, "m d"], memory: Memory, rng: torch.Generator, on_kept: Step) -> Int[Tensor, " kept"]:
+    return torch.randperm(len(flat), generator=rng)[: memory.kept(len(flat))]
+
+
+def _coreset(flat: Float[Tensor, "m d"], memory: Memory, rng: torch.Generator, on_kept: Step) -> Int[Tensor, " kept"]:
+    """Greedy k-centre from a drawn patch: always the patch farthest from those kept so far.
+
+    In the space it works in (unit vectors or, for l2, the features as they are, projected at random if they have more
+    than 128 dimensions) no patch is then more than twice as far from a kept one as under the best choice. Beside the
+    points it holds a distance per point.
+    """
+    points, kept = _projected(flat, memory.metric, rng), memory.kept(len(flat))
+    halves = points.square().sum(1) / 2
+    distance = torch.full((len(points),), math.inf)
+    fresh = chosen = torch.randint(len(points), (1,), generator=rng)
+    while len(chosen) < kept:
+        _bring_closer(distance, points, halves, fresh)
+        distance[fresh] = -1  # never again, not even where all that is left are copies
+        fresh = _farthest(distance, points, halves, min(ROUND, kept - len(chosen)))
+        chosen = torch.cat([chosen, fresh])
+        on_kept(len(chosen))
+    return chosen
+
+
+def _projected(flat: Float[Tensor, "m d"], metric: str, rng: torch.Generator) -> Float[Tensor, "m p"]:
+    dim = flat.shape[1]
+    scaled = unit if metric == "cosine" else Tensor.float
+    if dim <= PROJECTED:
+        return scaled(flat)
+    onto = torch.randn(dim, PROJECTED, generator=rng) / math.sqrt(PROJECTED)
+    return torch.cat([scaled(part) @ onto for part in flat.split(QUERIES)])
+
+
+def _bring_closer(
+    distance: Float[Tensor, " m"], points: Float[Tensor, "m p"], halves: Float[Tensor, " m"], fresh: Int[Tensor, " f"]
+) -> None:
+    """Lower, in place, the distance of every point to the nearest centre (half its square) for the fresh centres."""
+    rows = max(1, BLOCK * BLOCK // len(fresh))
+    for begin in range(0, len(points), rows):
+        part = slice(begin, begin + rows)
+        to_fresh = torch.addmm(halves[fresh], points[part], points[fresh].T, alpha=-1).amin(1)
+        distance[part] = torch.minimum(distance[part], (to_fresh + halves[part]).clamp(min=0))
+
+
+def _farthest(
+    distance: Float[Tensor, " m"], points: Float[Tensor, "m p"], halves: Float[Tensor, " m"], most: int
+) -> Int[Tensor, " f"]:
+    """The next centres of the greedy choice, exactly, as many as can be told without looking at every point again.
+
+    Distances only shrink. As long as the best of the farthest candidates, brought closer by those just taken, is no
+    nearer than the farthest point outside was before, it is the farthest of all.
+    """
+    far, candidates = distance.topk(min(most + 1, len(distance)))
+    outside = float(far[most]) if len(far) > most else -math.inf
+    far, candidates = far[:most], candidates[:most]
+    halves, points = halves[candidates], points[candidates]
+    between = (halves[:, None] + halves[None, :] - points @ points.T).clamp(min=0)
+    taken: list[int] = []
+    while len(taken) < most:
+        farthest = int(far.argmax())
+        if taken and float(far[farthest]) < outside:
+            break
+        taken.append(farthest)
+        far = torch.minimum(far, between[farthest])
+        far[taken] = -math.inf
+    return candidates[taken]
+
+
+Choice = Callable[[Tensor, Memory, torch.Generator, Step], Tensor]
+CHOICES: dict[str, Choice] = {"random": _random, "coreset": _coreset}
