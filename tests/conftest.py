@@ -13,17 +13,25 @@ settings.load_profile("firm")
 CHECKED = [
     f"firm.{name}"
     for name in (
+        "bank",
         "batching",
         "calibration",
+        "choosing",
         "colour",
+        "conditioning",
         "encoder",
         "evaluate",
+        "foreground",
         "images",
+        "localisation",
+        "localiser",
         "memory",
         "metrics",
         "objective",
         "outliers",
+        "replay",
         "scores",
+        "tiling",
         "training",
         "views",
     )

@@ -12,7 +12,7 @@ from firm.colour import Jitter
 from firm.images import Preprocessing
 from firm.outliers import CutPaste, Exposure, Rotations
 from firm.outliers.rotations import turned
-from firm.types import FirmError, Statistics
+from firm.types import FirmError, Outliers, Statistics
 from firm.views import VIEWS, Augment
 
 SIDE = 6
@@ -20,7 +20,18 @@ CLEAN = Augment(crop=(1.0, 1.0), jitter=Jitter(probability=0), blur=0.0)  # a vi
 PIXELS = Preprocessing(SIDE)
 
 
-def composed(images, step, *, batch=8, seed=0, stratified=False, outliers=None, views=CLEAN, preprocessing=PIXELS):
+def composed(
+    images,
+    step,
+    *,
+    batch=8,
+    seed=0,
+    stratified=False,
+    outliers=None,
+    views=CLEAN,
+    preprocessing=PIXELS,
+    foreground=None,
+):
     return make_batch(
         images,
         outliers or Rotations(),
@@ -30,6 +41,7 @@ def composed(images, step, *, batch=8, seed=0, stratified=False, outliers=None, 
         stratified=stratified,
         seed=seed,
         step=step,
+        foreground=foreground,
     )
 
 
@@ -112,13 +124,13 @@ def test_every_step_draws_outliers_and_views_of_its_own():
     drawn = []
 
     class Watched(CutPaste):
-        def __call__(self, inliers, *, rng, copy=None):
+        def __call__(self, inliers, *, rng, copy=None, scene=None):
             drawn.append(torch.rand(1, generator=rng).item())
-            return super().__call__(inliers, rng=rng, copy=copy)
+            return super().__call__(inliers, rng=rng, copy=copy, scene=scene)
 
-    def watched(images, size, *, rng):
+    def watched(images, size, *, rng, focus=None):
         drawn.append(torch.rand(1, generator=rng).item())
-        return CLEAN(images, size, rng=rng)
+        return CLEAN(images, size, rng=rng, focus=focus)
 
     images = contracts.images_of(8, 3, SIDE)
     for step in range(6):
@@ -180,3 +192,81 @@ def test_colour_outliers_stand_beside_grey_inliers(tmp_path):
         assert all(image.numpy().tobytes() in inside for image in shown[made.group == 0])
     made = composed(images, 0, batch=2, outliers=source, stratified=True)
     assert made.group.tolist() == [0, 1] * 2
+
+
+# --- where the object is, and where it was altered ---
+
+
+class Noting(CutPaste):
+    """Notes the inliers and the scene it is given."""
+
+    def __init__(self, *, local=True):
+        super().__init__()
+        object.__setattr__(self, "local", local)
+        object.__setattr__(self, "given", [])
+
+    def __call__(self, inliers, *, rng, copy=None, scene=None):
+        made = super().__call__(inliers, rng=rng, copy=copy, scene=scene)
+        made = made if self.local else Outliers(made.images, made.group)
+        self.given.append((inliers, scene, made))
+        return made
+
+
+def noting_views():
+    given = []
+
+    def views(images, size, *, rng, focus=None):
+        given.append((images.clone(), focus))
+        return CLEAN(images, size, rng=rng, focus=focus)
+
+    return views, given
+
+
+def with_objects(n=8):
+    """Images, and an object in each that tells which it is."""
+    images = contracts.images_of(n, 3, SIDE)
+    return images, images[:, 0] > 100
+
+
+@pytest.mark.parametrize("stratified", [False, True])
+def test_a_source_is_told_where_the_objects_of_its_inliers_are(stratified):
+    images, objects = with_objects()
+    source = Noting()
+    for step in range(3):
+        composed(images, step, outliers=source, foreground=objects, stratified=stratified)
+    assert len(source.given) == 3
+    for inliers, scene, _ in source.given:
+        assert torch.equal(scene.foreground, inliers[:, 0] > 100)
+        assert torch.equal(scene.donors, images)
+        assert torch.equal(scene.donor_foreground, objects)
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_views_are_told_of_the_object_and_of_what_was_altered(local):
+    images, objects = with_objects()
+    source, (views, given) = Noting(local=local), noting_views()
+    for step in range(3):
+        made = composed(images, step, outliers=source, views=views, foreground=objects)
+        shown, focus = given[step]
+        inliers, _, outliers = source.given[step]
+        is_outlier = made.group[:8] != 0
+        assert not focus.altered[~is_outlier].any()
+        assert torch.equal(focus.foreground[~is_outlier], shown[~is_outlier][:, 0] > 100)
+        assert torch.equal(focus.foreground[is_outlier], inliers[:, 0] > 100)  # that of the image it was made from
+        assert torch.equal(shown[is_outlier], outliers.images)
+        if local:
+            assert torch.equal(focus.altered[is_outlier], (outliers.images != inliers).any(1))
+        else:
+            assert focus.altered[is_outlier].all()  # a source that does not say where altered the whole image
+        assert 0 < int(is_outlier.sum()) < 8
+
+
+def test_without_objects_nobody_is_told_of_any_and_nothing_else_changes():
+    images, objects = with_objects()
+    source, (views, given) = Noting(), noting_views()
+    plain = composed(images, 2, outliers=source, views=views)
+    assert source.given[0][1] is None
+    assert given[0][1] is None
+    assert same(plain, composed(images, 2, outliers=CutPaste()))
+    # a source and views that have no use for a scene make the very same batch with one
+    assert same(plain, composed(images, 2, outliers=CutPaste(), foreground=objects))

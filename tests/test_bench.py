@@ -173,6 +173,8 @@ def test_an_interrupted_experiment_ends_equal(root: Path, monkeypatch: pytest.Mo
     assert not first.pop("resumed")
     assert first.pop("seconds") >= 0
     assert second.pop("seconds") >= 0
+    assert first["diagnostics"].pop("seconds") >= 0
+    assert second["diagnostics"].pop("seconds") >= 0
     assert first == second
 
 

@@ -105,6 +105,21 @@ def test_stems_leave_the_resolution_they_promise(stem, side):
     assert set(STEMS) == {"3x3", "3x3/2", "7x7"}
 
 
+@pytest.mark.parametrize(("stem", "step"), [("3x3", 8), ("3x3/2", 16), ("7x7", 32)])
+def test_an_embedding_is_the_mean_over_the_places_of_the_last_stage(stem, step):
+    encoder = build(Encoder(width=4, stem=stem, head=Head(hidden=(8,))), rng=contracts.generator()).encoder.eval()
+    images = torch.randn(2, 3, 64, 96, generator=contracts.generator(1))
+    with torch.no_grad():
+        places, stages = encoder.places(images), encoder.stages(images)
+        assert torch.equal(places.mean((2, 3)), encoder(images))
+    assert encoder.step == step
+    assert places.shape == (2, encoder.dim, 64 // step, 96 // step)
+    assert torch.equal(stages[-1], places)
+    for number, stage in enumerate(stages):
+        fine = step // 2 ** (3 - number)
+        assert stage.shape == (2, 4 * 2**number, 64 // fine, 96 // fine)
+
+
 def test_weights_come_from_the_rng_alone():
     torch.manual_seed(1)
     first = build(TINY, rng=contracts.generator(3)).state_dict()
@@ -166,7 +181,7 @@ print("whole")
 """
     source = Path(firm.__file__).parents[1]
     environment = os.environ | {"PYTHONPATH": str(source), "MALLOC_CHECK_": "3", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "whole"
 

@@ -42,7 +42,7 @@ def test_the_five_lines_of_python_run(workshop: Path) -> None:
 def test_the_three_lines_of_shell_run(workshop: Path) -> None:
     lines = [line.partition("#")[0].split() for line in block("sh", 1).splitlines()]
     assert [line[:2] for line in lines] == [["firm", "fit"], ["firm", "score"], ["firm", "evaluate"]]
-    lines[0] += ["--set=training.epochs=2"]
+    lines[0] += ["--set=training.epochs=1", "--set=training.batch=8", "--set=size=64"]
     for line in lines:
         command = [sys.executable, "-m", *line, "--threads=1"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=workshop)

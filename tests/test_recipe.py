@@ -10,13 +10,15 @@ from firm.encoder import Encoder, Head
 from firm.objective import POSITIVES
 from firm.outliers import OUTLIERS, CutPaste, Exposure, Rotations
 from firm.recipes.experiment import Experiment
-from firm.recipes.presets import AUTHORS, FAST, PAPER, PRESETS
+from firm.recipes.presets import AUTHORS, FAST, INSPECT, PAPER, PATCHES, PRESETS, WHOLE
+from firm.recipes.presets import recipe as preset
 from firm.recipes.recipe import Recipe, change, digest, from_json, parse_settings, to_json
 from firm.recipes.tables import SCALES, TABLES, experiment, plan
 from firm.scores import SCORES, SCORINGS, Kde, Knn, Scoring
+from firm.tiling import TILINGS, Grid, Whole
 from firm.training import Training
 from firm.types import FirmError
-from firm.views import VIEWS, Augment
+from firm.views import VIEWS, Augment, PatchPairs, Shift
 
 CHANGES = {
     "positives": st.sampled_from(["ntxent", "supcon", "firm"]),
@@ -28,7 +30,7 @@ CHANGES = {
     "encoder.stem": st.sampled_from(["3x3", "3x3/2", "7x7"]),
     "encoder.head.hidden": st.lists(st.integers(1, 1024), max_size=9),
     "encoder.head.last_norm": st.booleans(),
-    "training.epochs": st.integers(1, 5000),
+    "training.epochs": st.integers(0, 5000),
     "training.temperature": st.floats(0.01, 1),
     "training.lr": st.one_of(st.integers(1, 3), st.floats(1e-4, 1)),
     "training.layout": st.sampled_from(["concat", "pairwise"]),
@@ -39,8 +41,23 @@ CHANGES = {
     "size": st.integers(0, 64),
     "zoom": st.floats(1, 2),
     "normalise": st.sampled_from(["published", "inliers", "half"]),
+    "conditioning.light": st.sampled_from(["none", "median", "local"]),
+    "conditioning.foreground.method": st.sampled_from(["ones", "otsu", "triangle"]),
+    "tiling": st.sampled_from([*TILINGS, {"kind": "grid", "stride": 8, "object": 0.5}]),
+    "memory.reach": st.integers(-1, 5),
+    "memory.keep": st.floats(0.01, 1),
+    "features": st.sampled_from(["encoder", "pixels"]),
+    "automatic": st.lists(st.sampled_from(["foreground", "light", "align", "reach"]), unique=True),
 }
-some_changes = st.fixed_dictionaries({}, optional=CHANGES)
+
+
+def _that_fit(changes):
+    """Settings of an augmentation are only there if the views are one."""
+    augmented = isinstance(VIEWS[changes.get("views", "simclr")], Augment)
+    return {path: value for path, value in changes.items() if augmented or not path.startswith("views.")}
+
+
+some_changes = st.fixed_dictionaries({}, optional=CHANGES).map(_that_fit)
 
 
 def through_json(recipe):
@@ -94,6 +111,7 @@ def test_paper_is_the_paper():
         "training.warmup": 20 / 2000,
         "training.schedule": "cosine",
         "training.stratified": False,
+        "training.reuse": 1,
         "training.precision": "float32",
         "score.by.kind": "knn",
         "score.by.k": 1,
@@ -104,6 +122,22 @@ def test_paper_is_the_paper():
         "size": 0,
         "zoom": 1.125,
         "normalise": "published",
+        "conditioning.light": "none",
+        "conditioning.align": False,
+        "conditioning.foreground.method": "ones",
+        "conditioning.foreground.polarity": "bright",
+        "conditioning.foreground.channel": "grey",
+        "conditioning.foreground.close": 6,
+        "conditioning.foreground.open": 6,
+        "tiling.kind": "whole",
+        "memory.keep": 1.0,
+        "memory.choose": "random",
+        "memory.reach": -1,
+        "memory.standardise": False,
+        "memory.k": 1,
+        "memory.metric": "cosine",
+        "features": "encoder",
+        "automatic": [],
     }
     assert settings == paper
     assert change(Recipe(), {"training.precision": "float32"}) == PAPER
@@ -130,6 +164,51 @@ def test_presets_come_back_from_json(recipe):
 def test_presets_have_names_of_their_own():
     assert {"paper", "authors", "fast"} <= set(PRESETS)
     assert len({digest(recipe) for recipe in PRESETS.values()}) == len(PRESETS)
+
+
+def differences(recipe, base):
+    """{path: value} of what differs; None for what the base has and the recipe has not."""
+    ours, theirs = flat(to_json(recipe)), flat(to_json(base))
+    return {path: ours.get(path) for path in [*ours, *theirs] if ours.get(path) != theirs.get(path)}
+
+
+def test_patches_are_what_section_5_says():
+    found = differences(PATCHES, PAPER)
+    assert found["outliers.kind"] == "donor"
+    assert {
+        path: value for path, value in found.items() if path.split(".")[0] not in ("outliers", "views", "tiling")
+    } == {
+        "training.stratified": True,
+        "size": 256,
+        "zoom": 1.0,
+        "automatic": ["foreground"],
+    }
+    assert PATCHES.training.batch == 32
+    assert PATCHES.views == PatchPairs(sizes=(32,), fore=0.9, over=0.15, altered=0.0, both=False)
+    assert PATCHES.tiling == Grid(size=32, stride=16, kernel=15, sigma=4.0, dense=False, worst=1, object=0.0)
+    assert (PATCHES.memory.keep, PATCHES.memory.reach, PATCHES.memory.k, PATCHES.features) == (1.0, -1, 1, "encoder")
+    assert not PATCHES.memory.standardise
+
+
+def test_whole_is_the_ablation_without_patches():
+    assert WHOLE.tiling == Whole()
+    assert WHOLE.views == Shift()
+    assert WHOLE.outliers == OUTLIERS["nsa"]
+    assert WHOLE.encoder.stem == "7x7"
+    assert WHOLE.score == Scoring(by=Knn(k=1))
+    kept = ("training", "conditioning", "memory", "size", "zoom", "normalise", "positives", "automatic")
+    assert all(getattr(WHOLE, name) == getattr(PATCHES, name) for name in kept)
+
+
+def test_inspect_is_patches_made_cheap():
+    assert INSPECT.tiling.patchwise
+    assert INSPECT.encoder.width < PATCHES.encoder.width
+    assert INSPECT.training.epochs < PATCHES.training.epochs
+    assert INSPECT.training.stratified
+    assert {"foreground", "light", "align", "reach"} == set(INSPECT.automatic)
+    assert preset("inspect", **{"training.epochs": 3}) == change(INSPECT, {"training.epochs": 3})
+    with pytest.raises(FirmError, match="no preset 'patch'; use one of paper, authors, fast, parts, patches, whole"):
+        preset("patch")
 
 
 # --- change ---
@@ -218,9 +297,16 @@ def test_values_by_name_by_kind_and_as_they_are(path, value, expected):
         ("score", "s_best", r"score is 's_best'; use one of s_con, s_con\*"),
         ("training", {"epochs": "x"}, r"training\.epochs is 'x'; it must be of type int"),
         ("training", 7, "training is 7; it must be of type Training"),
-        ("training.epochs", 0, "epochs >= 1"),
+        ("training.epochs", -1, "epochs >= 0"),
         ("positives", "triplet", "no positive set 'triplet'; use one of ntxent, supcon, rot-supcon, firm"),
         ("normalise", "imagenet", "normalise is 'imagenet'; use one of published, inliers, half"),
+        ("features", "colour", "features is 'colour'; use one of encoder, pixels, both"),
+        ("automatic", ["epochs"], "'epochs' is not chosen automatically; foreground, light, align, reach can be"),
+        ("automatic", "light", "automatic is 'light'; it must be of type tuple"),
+        ("tiling", "tiles", "tiling is 'tiles'; use one of whole, grid"),
+        ("tiling", {"kind": "grid", "size": 8}, "stride 16 leaves gaps between 8px tiles"),
+        ("conditioning.align", True, "conditioning.align needs an object on a background"),
+        ("memory.reach", -2, r"memory\.reach is -2; use -1 for every place"),
     ],
 )
 def test_a_wrong_setting_is_a_sentence_that_names_it(path, value, message):
@@ -305,6 +391,51 @@ def test_spelling_out_defaults_does_not_rename():
     assert digest(change(PAPER, {"training.lr": 0.02, "training.momentum": 0.9})) == digest(
         change(PAPER, {"training.lr": 0.02})
     )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tiling.stride": 8},
+        {"tiling": Grid(size=16, stride=4, dense=True, worst=5, object=0.3)},
+        {"tiling": "whole"},
+        {"memory.reach": 3},
+        {"memory": {"keep": 0.1, "choose": "coreset", "standardise": True, "k": 3, "metric": "l2"}},
+        {"features": "pixels"},
+        {"features": "both", "memory.standardise": True},
+        {"automatic": []},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("base", [PATCHES, INSPECT], ids=["patches", "inspect"])
+def test_ways_of_looking_share_a_training(changes, base):
+    changed = change(base, changes)
+    assert digest(changed) == digest(base)
+    assert through_json(changed) == changed
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"conditioning.light": "local"},
+        {"conditioning.foreground.method": "otsu"},
+        {"conditioning.align": True, "conditioning.foreground.method": "otsu"},
+        {"training.reuse": 3},
+        {"training.stratified": False},
+        {"views.fore": 0.5},
+        {"outliers.strength": 0.5},
+        {"size": 128},
+    ],
+    ids=str,
+)
+def test_light_pose_and_outliers_of_patches_rename_it(changes):
+    assert digest(change(PATCHES, changes)) != digest(PATCHES)
+
+
+def test_features_of_two_kinds_need_one_scale():
+    with pytest.raises(FirmError, match=r"features=both adds scores of different scales; set memory\.standardise=true"):
+        change(PATCHES, {"features": "both"})
+    assert change(PATCHES, {"features": "both", "memory.standardise": True}).features == "both"
 
 
 def test_the_name_of_a_training_never_changes():

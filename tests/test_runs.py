@@ -17,6 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
+import firm
 from firm.detector import as_data
 from firm.fitting import preprocessing_of
 from firm.recipes.presets import PARTS
@@ -55,7 +56,7 @@ def command(parts: Path, out: Path) -> list[str]:
         for path, value in SETTINGS.items()
     ]
     # a checkpoint after every step, so that deaths fall into its writing as well
-    more = ["--threads=1", "--checkpoint-seconds=0", "--json"]
+    more = ["--preset=parts", "--threads=1", "--checkpoint-seconds=0", "--json"]
     return [sys.executable, "-m", "firm", "fit", str(parts), f"--out={out}", *settings, *more]
 
 
@@ -66,10 +67,15 @@ def finish(parts: Path, out: Path) -> dict[str, torch.Tensor]:
 
 
 def start_until(parts: Path, out: Path, step: int) -> subprocess.Popen[str]:
+    return started(command(parts, out), out.with_name(out.name + ".run") / HISTORY, step)
+
+
+def started(
+    arguments: list[str], history: Path, step: int, environment: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
     """A process that has made at least so many steps, counted by what it wrote."""
-    process = subprocess.Popen(command(parts, out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    history = out.with_name(out.name + ".run") / HISTORY
-    deadline = time.monotonic() + 120
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    deadline = time.monotonic() + 600
     while process.poll() is None and time.monotonic() < deadline:
         if history.exists() and _last_step(history) >= step:
             break
@@ -106,6 +112,52 @@ def test_killed_at_random_points_ends_bit_equal(parts: Path, whole: dict, tmp_pa
     steps = [json.loads(line)["step"] for line in (tmp_path / "model.firm.run" / HISTORY).read_text().splitlines()]
     assert steps == sorted(set(steps))  # no step logged twice, none missing its place
     assert not (tmp_path / "model.firm.run" / CHECKPOINT).exists()
+
+
+PATCHES = """
+import sys
+from pathlib import Path
+import torch
+import drawings
+from firm.detector import as_data
+from firm.fitting import task_of
+from firm.recipes.presets import INSPECT
+from firm.recipes.recipe import change
+from firm.runs import Run
+
+torch.set_num_threads(1)
+recipe = change(INSPECT, {
+    "encoder.width": 8, "encoder.head.hidden": (16,), "encoder.head.out": 8, "size": 48, "views.sizes": (16,),
+    "training.epochs": 20, "training.batch": 8, "training.reuse": 4, "automatic": (),
+    "conditioning.light": "median", "conditioning.foreground.method": "otsu",
+})
+task = task_of(recipe, as_data(drawings.screws(12, side=48).images), seed=0)
+assert task.replay is not None
+for _ in Run(recipe, task, folder=Path(sys.argv[1]), checkpoint_seconds=0, log_every=1):
+    pass
+"""
+
+
+def test_a_training_on_patches_with_outliers_used_again_ends_bit_equal(tmp_path: Path) -> None:
+    """The window of ready outliers dies with the process and comes back as it was."""
+    paths = os.pathsep.join([str(Path(firm.__file__).parents[1]), str(Path(__file__).parent)])
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+
+    def arguments(name: str) -> list[str]:
+        return [sys.executable, "-c", PATCHES, str(tmp_path / name)]
+
+    process = started(arguments("parts"), tmp_path / "parts" / HISTORY, 17, environment)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL, "it ended before it could be killed"
+    for name in ("parts", "whole"):
+        done = subprocess.run(arguments(name), capture_output=True, text=True, check=False, env=environment)
+        assert done.returncode == 0, done.stderr
+    (ours, card), (theirs, _) = (
+        load_tensors(tmp_path / name / CHECKPOINT, kind="checkpoint", schema=1) for name in ("parts", "whole")
+    )
+    assert card["step"] == 60
+    assert_equal(ours, theirs)
 
 
 @pytest.mark.parametrize(("kind", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

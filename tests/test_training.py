@@ -205,6 +205,20 @@ def test_bfloat16_trains_and_keeps_its_weights_in_float32():
     assert losses[0] != first
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_no_epochs_leave_the_network_as_it_was_initialised(tmp_path, schedule):
+    task = task_with(epochs=0, schedule=schedule)
+    state, untouched = fresh(task), fresh(task)
+    assert task.steps == 0
+    assert list(train(state, task)) == []
+    assert state.step == 0
+    for name, value in untouched.network.state_dict().items():
+        assert torch.equal(state.network.state_dict()[name], value)
+    save_checkpoint(tmp_path / "c.safetensors", state, "task")
+    load_checkpoint(tmp_path / "c.safetensors", untouched, "task")
+    assert untouched.step == 0
+
+
 # --- checkpoints ---
 
 
@@ -253,10 +267,11 @@ def test_a_checkpoint_of_another_task_is_refused(tmp_path):
         ({"layout": "square"}, r"training\.layout is 'square'; use one of concat, pairwise"),
         ({"schedule": "step"}, r"training\.schedule is 'step'; use one of cosine, one-cycle"),
         ({"precision": "float16"}, r"training\.precision is 'float16'; use one of float32, bfloat16, auto"),
-        ({"epochs": 0}, "epochs >= 1"),
+        ({"epochs": -1}, "epochs >= 0"),
         ({"batch": 1}, "batch >= 2"),
         ({"temperature": 0.0}, "temperature > 0"),
         ({"warmup": 1.0}, "warmup in 0..1"),
+        ({"reuse": 0}, r"training\.reuse is 0; an outlier is used at least once"),
     ],
 )
 def test_impossible_settings_are_named(wrong, message):

@@ -2,12 +2,18 @@
 
 The map in flow order:
 
-    data        images in: CIFAR-10/100, Fashion-MNIST, Cats-vs-Dogs, folders, drawn parts
-    outliers    inliers -> synthetic outliers;   views    one image -> a positive pair
-    batching    both -> Batch;                   encoder  ResNet-18 and head
-    objective   four positive sets, one loss;    training the loop;   runs  its folder and resume
-    memory      nearest neighbours;              scores   s_con, s_shift, s_ens, s_proto, KDE
-    detector    fit, score, predict, save, load; evaluate, bench, report, cli
+    data         images in: CIFAR-10/100, Fashion-MNIST, Cats-vs-Dogs, MVTec-AD and its like, folders, drawn parts
+    foreground   where the object is;             conditioning  one light and one pose
+    outliers     inliers -> synthetic outliers;   views         one image -> a positive pair, whole or of patches
+    replay       outliers used several times;     batching      all of it -> Batch
+    encoder      ResNet-18 and head;              objective     four positive sets, one loss
+    training     the loop;                        memory        nearest neighbours
+    scores       s_con, s_shift, s_ens and more;  tiling        images -> patches, their scores -> heat map
+    bank         normal patches;                  localiser     patches of an image compared with them
+    recipes      settings as values;              fitting       settings x images;   runs  a training's folder, resume
+    calibration  the threshold;                   metrics       of images;   localisation  of pixels
+    choosing     settings by good images;         detector      fit, score, locate, predict, save, load
+    evaluate, bench, bench_patches, report, cli
 """
 
 from __future__ import annotations

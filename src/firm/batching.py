@@ -10,12 +10,13 @@ from __future__ import annotations
 from functools import lru_cache
 
 import torch
-from jaxtyping import Int, UInt8
+from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
 from firm.images import Preprocessing
+from firm.replay import Replay
 from firm.streams import stream
-from firm.types import INLIER, Batch, FirmError, OutlierSource, Views
+from firm.types import INLIER, Batch, FirmError, Focus, Outliers, OutlierSource, Scene, Views
 
 
 def steps_per_epoch(inliers: int, per_inlier: int, batch: int) -> int:
@@ -39,15 +40,28 @@ def make_batch(
     stratified: bool,
     seed: int,
     step: int,
+    foreground: Bool[Tensor, "n h w"] | None = None,
+    replay: Replay | None = None,
     device: torch.device | str = "cpu",
 ) -> Batch:
-    """The multiview batch of one step: all first views, then all second views in the same order."""
+    """The multiview batch of one step: all first views, then all second views in the same order.
+
+    With a foreground, outliers and views are told where the object is, and views where an outlier was altered.
+    """
     steps = steps_per_epoch(len(images), outliers.per_inlier, batch)
     place = step % steps
     order = _epoch(len(images), outliers.per_inlier, batch, stratified, seed, step // steps)
     items = order[place * batch : (place + 1) * batch]
-    clean, group = _fill(images, items, outliers, rng=stream(seed, "outliers", step))
-    first, second = views(clean.to(device), preprocessing.size, rng=stream(seed, "views", step))
+    which, copy = items % len(images), items // len(images) - 1
+    chosen = (copy >= 0).nonzero().squeeze(1)
+    if replay is not None and len(chosen):
+        made = replay.take(step, len(chosen))
+    else:
+        scene = None if foreground is None else Scene(foreground[which[chosen]], images, foreground)
+        made = _make(images[which[chosen]], outliers, copy[chosen], scene, rng=stream(seed, "outliers", step))
+    clean, group = _fill(images[which], chosen, made)
+    focus = None if foreground is None else _focus(foreground[which], chosen, made)
+    first, second = views(clean.to(device), preprocessing.size, rng=stream(seed, "views", step), focus=focus)
     source = torch.arange(batch)
     return Batch(
         images=preprocessing.normalise(torch.cat([first, second])),
@@ -56,21 +70,35 @@ def make_batch(
     )
 
 
+def _make(
+    inliers: UInt8[Tensor, "m c h w"],
+    outliers: OutlierSource,
+    copy: Int[Tensor, " m"],
+    scene: Scene | None,
+    *,
+    rng: torch.Generator,
+) -> Outliers:
+    if not len(inliers):
+        return Outliers(inliers, copy)
+    return outliers(inliers, rng=rng, copy=copy, scene=scene)
+
+
 def _fill(
-    images: UInt8[Tensor, "n c h w"], items: Int[Tensor, " b"], outliers: OutlierSource, *, rng: torch.Generator
+    clean: UInt8[Tensor, "b c h w"], chosen: Int[Tensor, " m"], made: Outliers
 ) -> tuple[UInt8[Tensor, "b k h w"], Int[Tensor, " b"]]:
-    """Item j is inlier j mod n: itself in the first n places, its outliers in the further ones."""
-    which, copy = items % len(images), items // len(images) - 1
-    clean = images[which]
-    group = torch.full((len(items),), INLIER)
-    chosen = (copy >= 0).nonzero().squeeze(1)
-    if len(chosen):
-        made = outliers(clean[chosen], rng=rng, copy=copy[chosen])
-        if made.images.shape[1] > clean.shape[1]:  # colour outliers beside grey inliers
-            clean = clean.expand(-1, made.images.shape[1], -1, -1).clone()
-        clean[chosen] = made.images
-        group[chosen] = made.group
+    """The batch's images with the outliers in their places, and the group of each."""
+    if made.images.shape[1] > clean.shape[1]:  # colour outliers beside grey inliers
+        clean = clean.expand(-1, made.images.shape[1], -1, -1).clone()
+    clean[chosen] = made.images
+    group = torch.full((len(clean),), INLIER)
+    group[chosen] = made.group
     return clean, group
+
+
+def _focus(foreground: Bool[Tensor, "b h w"], chosen: Int[Tensor, " m"], made: Outliers) -> Focus:
+    altered = torch.zeros_like(foreground)
+    altered[chosen] = True if made.where is None else made.where
+    return Focus(foreground, altered)
 
 
 @lru_cache(maxsize=2)

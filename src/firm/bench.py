@@ -11,11 +11,11 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -38,7 +38,14 @@ FINAL: dict[str, Scoring] = {
 } | {name: SCORINGS[name] for name in ("s_proto", "kde")}
 
 
-def result_path(folder: Path, experiment: Experiment) -> Path:
+class Named(Protocol):
+    """Anything with a name that says what decides it."""
+
+    @property
+    def name(self) -> str: ...
+
+
+def result_path(folder: Path, experiment: Named) -> Path:
     return folder / f"{experiment.name}.json"
 
 
@@ -56,8 +63,19 @@ def _stored(path: Path, experiment: Experiment) -> dict[str, Any] | None:
     return result
 
 
-def run_missing(plan: list[Experiment], folder: Path, work: Path, *, device: str = "cpu") -> Iterator[str]:
-    """Make every run that has no result and that no other process is making; yields a line about each."""
+def run_missing(
+    plan: Sequence[Named],
+    folder: Path,
+    work: Path,
+    *,
+    device: str = "cpu",
+    by: Callable[..., dict[str, Any]] | None = None,
+    line: Callable[[dict[str, Any]], str] | None = None,
+) -> Iterator[str]:
+    """Make every run that has no result and that no other process is making; yields a line about each.
+
+    `by` conducts one experiment and `line` tells of its result; without them the semantic ones.
+    """
     for number, experiment in enumerate(plan, 1):
         path = result_path(folder, experiment)
         with claim(work / experiment.name) as mine:
@@ -66,11 +84,16 @@ def run_missing(plan: list[Experiment], folder: Path, work: Path, *, device: str
             if not mine:
                 yield f"{number}/{len(plan)} {experiment.name}: another process is making it"
                 continue
-            result = conduct(experiment, work / experiment.name, device=device)
+            make: Callable[..., dict[str, Any]] = by or conduct
+            result = make(experiment, work / experiment.name, device=device)
             write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
             discard(work / experiment.name)
-        last = result["final"]["s_con k=1"]
-        yield f"{number}/{len(plan)} {experiment.name}: s_con k=1 {100 * last['value']:.1f}, {result['seconds']:.0f} s"
+        yield f"{number}/{len(plan)} {experiment.name}: {(line or semantic_line)(result)}"
+
+
+def semantic_line(result: dict[str, Any]) -> str:
+    """What came out of a semantic run, in a few words."""
+    return f"s_con k=1 {100 * result['final']['s_con k=1']['value']:.1f}, {result['seconds']:.0f} s"
 
 
 def conduct(experiment: Experiment, work: Path, *, device: str = "cpu") -> dict[str, Any]:
@@ -97,7 +120,7 @@ def conduct(experiment: Experiment, work: Path, *, device: str = "cpu") -> dict[
         "inliers": len(data.train),
         "probes": [{"step": step, **values} for step, values in zip(steps, curve, strict=True)],
         "final": final,
-        "diagnostics": next(line for line in reversed(run.history.lines) if "loss" in line),
+        "diagnostics": next((line for line in reversed(run.history.lines) if "loss" in line), None),  # untrained: none
         "seconds": round(time.process_time() - started, 1),
         "resumed": run.resumed_at > 0,
         "origin": origin(device),

@@ -6,9 +6,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +19,39 @@ from torch import Tensor
 
 import firm
 from firm import storage
+from firm.bank import cost
+from firm.batching import steps_per_epoch
 from firm.calibration import Threshold, threshold_of
+from firm.choosing import choose, within
+from firm.conditioning import Conditioned
 from firm.data.folder import SIZE
-from firm.encoder import Network, arranged
-from firm.fitting import task_of
-from firm.images import Preprocessing
+from firm.encoder import Network, ResNet18, arranged
+from firm.fitting import conditioned, looker_of, task_of
+from firm.foreground import foreground, rule_for
+from firm.images import Preprocessing, resize
+from firm.localiser import CHUNK, Localiser, Looker, check_dense, fit_localiser, is_grey, kinds_of, metric_of
 from firm.recipes.presets import FAST
 from firm.recipes.recipe import Recipe, from_json, to_json
 from firm.runs import Run
 from firm.scores import Fitted, fit_scorings, reference_features, score_images
 from firm.streams import stream
+from firm.tiling import Grid
 from firm.training import Progress
-from firm.types import FirmError, OneClass, Statistics
+from firm.types import FirmError, Focus, Located, OneClass, Statistics
+from firm.views import PatchPairs
 
 SCHEMA = 1
+THUMB = 16  # side of the shrunken good images an evaluation compares with
+FORETOLD = 64  # good images in which patches are tried before a fit
 NAME = "image"  # the one scoring a detector holds
 
 
 @dataclass
 class Detector:
-    """A trained encoder, the embeddings of its good images, and a threshold. Higher scores are more anomalous."""
+    """A trained encoder, the embeddings of its good images, and a threshold. Higher scores are more anomalous.
+
+    Whole images are compared as one (`references`), or patch by patch (`localiser`), which also says where.
+    """
 
     recipe: Recipe
     preprocessing: Preprocessing
@@ -45,9 +59,12 @@ class Detector:
     references: list[Tensor]  # embeddings of the good images, one set per turn of the score
     threshold: Threshold
     origin: dict[str, Any]
+    localiser: Localiser | None = None
+    thumbnails: UInt8[Tensor, "n s s"] = field(default_factory=lambda: torch.empty(0, THUMB, THUMB, dtype=torch.uint8))
 
     def __post_init__(self) -> None:
-        self._fitted: dict[str, Fitted] = fit_scorings({NAME: self.recipe.score}, self.references)
+        whole = {} if self.localiser else {NAME: self.recipe.score}
+        self._fitted: dict[str, Fitted] = fit_scorings(whole, self.references)
 
     @classmethod
     def fit(
@@ -62,6 +79,7 @@ class Detector:
         false_calls: float = 0.05,
         checkpoint_seconds: float = 30.0,
         on_progress: Callable[[Progress, Run], None] | None = None,
+        on_choice: Callable[[str], None] | None = None,
     ) -> Detector:
         """Learn from good images; a part of them is held out of training and sets the threshold.
 
@@ -71,6 +89,7 @@ class Detector:
         learn, held_out = split(len(data.train), holdout, seed=seed)
         check_before(recipe, data.train, len(learn), false_calls)
         part = replace(data, train=data.train[learn])
+        recipe = choose(recipe, part, seed=seed, on_choice=on_choice)
         run = Run(
             recipe,
             task_of(recipe, part, seed=seed),
@@ -78,13 +97,10 @@ class Detector:
             folder=folder,
             checkpoint_seconds=checkpoint_seconds,
         )
+        check_tiles(recipe, run.state.network.encoder, run.task.preprocessing.size)
         for progress in run:
             if on_progress is not None:
                 on_progress(progress, run)
-        encoder, preprocessing = run.state.network.encoder, run.task.preprocessing
-        references = reference_features(encoder, preprocessing, part.train, recipe.score.turns)
-        fitted = fit_scorings({NAME: recipe.score}, references)
-        scores = score_images(encoder, preprocessing, data.train[held_out], fitted)[NAME]
         if run.collapsed:
             warnings.warn(
                 "the embeddings collapsed to one point, so this detector tells nothing apart; lower training.lr",
@@ -99,18 +115,67 @@ class Detector:
             "torch": torch.__version__,
             "collapsed": run.collapsed,
         }
-        threshold = threshold_of(scores, false_calls)
-        return cls(recipe, preprocessing, run.state.network, references, threshold, origin)
+        detector = cls.remember(recipe, run, part, origin, seed=seed)
+        detector.threshold = threshold_of(detector.score(data.train[held_out]), false_calls)
+        return detector
+
+    @classmethod
+    def remember(cls, recipe: Recipe, run: Run, good: OneClass, origin: dict[str, Any], *, seed: int) -> Detector:
+        """A trained network with the good images it is to compare with; its threshold is still to be set."""
+        network, preprocessing = run.state.network, run.task.preprocessing
+        unset = Threshold(math.inf, 1.0, 0)
+        if not isinstance(recipe.tiling, Grid):
+            ready, _ = conditioned(recipe, good)
+            references = reference_features(network.encoder, preprocessing, ready.train, recipe.score.turns)
+            return cls(recipe, preprocessing, network, references, unset, origin, None, thumbnails(good.train))
+        small = resize(good.train, preprocessing.size)
+        origin = origin | {"grey": is_grey(small)}
+        look = looker_of(recipe, network.encoder, preprocessing, grey=origin["grey"])
+        localiser = fit_localiser(look, recipe.conditioning(small), recipe.memory, seed=seed)
+        return cls(recipe, preprocessing, network, [], unset, origin, localiser, thumbnails(good.train))
 
     def score(
         self, images: UInt8[Tensor, "n c h w"], on_chunk: Callable[[int], None] | None = None
     ) -> Float[Tensor, " n"]:
         """The anomaly score of each image; up to rounding it does not depend on the images beside it."""
         check_images(images)
-        scores = score_images(self.network.encoder, self.preprocessing, images, self._fitted, on_chunk)[NAME]
+        if self.localiser is None:
+            ready = self.recipe.conditioning(images).images
+            scores = score_images(self.network.encoder, self.preprocessing, ready, self._fitted, on_chunk)[NAME]
+        else:
+            parts = [self._cells(chunk, on_chunk)[1] for chunk in _chunks(images)]
+            scores = self.localiser.scores(torch.cat(parts)) if parts else torch.empty(0)
         if not bool(scores.isfinite().all()):
             raise FirmError("a score is not finite, so nothing can be decided; fit the detector again")
         return scores
+
+    def locate(self, images: UInt8[Tensor, "n c h w"], on_chunk: Callable[[int], None] | None = None) -> Located:
+        """Scores, and a heat map over each image at the side the detector works at."""
+        check_images(images)
+        if self.localiser is None:
+            raise FirmError("this detector looks at whole images and cannot say where; fit with --preset inspect")
+        parts = []
+        for chunk in _chunks(images):
+            ready, cells = self._cells(chunk, on_chunk)
+            maps = ready.back(self.localiser.grid.maps(cells, *ready.images.shape[-2:]))
+            parts.append(Located(self.localiser.scores(cells), maps))
+        side = self.preprocessing.size
+        return Located(
+            torch.cat([torch.empty(0), *(one.scores for one in parts)]),
+            torch.cat([torch.empty(0, side, side), *(one.maps for one in parts)]),
+        )
+
+    def _cells(
+        self, images: UInt8[Tensor, "n c h w"], on_chunk: Callable[[int], None] | None
+    ) -> tuple[Conditioned, Float[Tensor, "n r c"]]:
+        """The images as they are looked at, and the score of every patch."""
+        assert self.localiser is not None
+        ready = self.recipe.conditioning(resize(images, self.preprocessing.size))
+        look = looker_of(self.recipe, self.network.encoder, self.preprocessing, grey=self.origin["grey"])
+        cells = self.localiser.cells(look(ready.images), ready.foreground)
+        if on_chunk is not None:
+            on_chunk(len(images))
+        return ready, cells
 
     def predict(self, images: UInt8[Tensor, "n c h w"]) -> Int[Tensor, " n"]:
         """+1 for normal and -1 for anomalous, as the paper labels them."""
@@ -120,6 +185,9 @@ class Detector:
         """One safetensors file with a JSON card, written atomically."""
         tensors = {f"network.{name}": value for name, value in self.network.state_dict().items()}
         tensors |= {f"references.{turn}": value for turn, value in enumerate(self.references)}
+        tensors["thumbnails"] = self.thumbnails
+        if self.localiser is not None:
+            tensors |= {f"localiser.{name}": value for name, value in self.localiser.tensors().items()}
         storage.save_tensors(Path(path), tensors, self.card(), kind="detector", schema=SCHEMA)
 
     def card(self) -> dict[str, Any]:
@@ -140,7 +208,7 @@ class Detector:
             network = Network(recipe.encoder)
             network.load_state_dict(_under("network.", tensors))
             network = arranged(network.to(device))
-            parts = _under("references.", tensors)
+            parts, patches = _under("references.", tensors), _under("localiser.", tensors)
             return cls(
                 recipe,
                 _preprocessing(card["preprocessing"]),
@@ -148,6 +216,8 @@ class Detector:
                 [parts[str(turn)] for turn in range(len(parts))],
                 Threshold(**card["threshold"]),
                 card["origin"],
+                _localiser(recipe, patches),
+                tensors.get("thumbnails", torch.empty(0, THUMB, THUMB, dtype=torch.uint8)),
             )
         except (KeyError, TypeError, RuntimeError) as error:
             raise FirmError(f"{path} is not a complete detector ({error}); fit and save it again") from error
@@ -157,6 +227,12 @@ def as_data(good: UInt8[Tensor, "n c h w"]) -> OneClass:
     """Bare good images as a data set without a test part."""
     check_images(good)
     return OneClass("images", good, good[:0], torch.zeros(0, dtype=torch.bool), size=min(SIZE, good.shape[-1]))
+
+
+def thumbnails(images: UInt8[Tensor, "n c h w"]) -> UInt8[Tensor, "n s s"]:
+    """The images in grey and as small as tells their overall look."""
+    small = resize(images, THUMB).float().mean(1)
+    return small.round().to(torch.uint8)
 
 
 def check_images(images: Tensor) -> None:
@@ -177,6 +253,52 @@ def check_before(recipe: Recipe, good: Tensor, references: int, false_calls: flo
         raise FirmError(f"score.by.k is {k}, but only {references} good images are learnt from; use a smaller k")
 
 
+def foretell(recipe: Recipe, data: OneClass, *, holdout: float = 0.1, seed: int = 0) -> list[str]:
+    """What a fit will take and has to work with, in sentences to be read before it; too few images are said at once."""
+    learn, _ = split(len(data.train), holdout, seed=seed)
+    if recipe.automatic:
+        recipe = within(recipe, len(learn))
+    steps = steps_per_epoch(len(learn), recipe.outliers.per_inlier, recipe.training.batch)
+    told = [f"training: {len(learn)} good images, {recipe.training.epochs} epochs of {steps} steps"]
+    if isinstance(recipe.tiling, Grid):
+        small = resize(data.train[learn], min(recipe.size or data.size, data.train.shape[-1]))
+        told += _banks(recipe, recipe.tiling, small)
+        if isinstance(recipe.views, PatchPairs):
+            told.append(_offered(recipe, recipe.views, data.name, small, seed=seed))
+    return told
+
+
+def _banks(recipe: Recipe, grid: Grid, small: UInt8[Tensor, "n c h w"]) -> list[str]:
+    """The size of each bank of patches; a single patch tells how many numbers describe it."""
+    shape, side = grid.shape(*small.shape[-2:]), grid.size
+    with torch.device("meta"):
+        encoder = ResNet18(recipe.encoder)
+    kinds = kinds_of(recipe.features)
+    look = Looker(encoder.to_empty(device="cpu"), Preprocessing(side), grid, kinds, is_grey(small))
+    told = []
+    for kind, patch in look(small[:1, :, :side, :side]).items():
+        memory = metric_of(recipe.memory, kind)
+        told.append(f"{kind} {cost(len(small), *shape, memory.keys(patch.flatten(0, 2)).shape[1], memory)}")
+    return told
+
+
+def _offered(recipe: Recipe, pairs: PatchPairs, name: str, small: UInt8[Tensor, "n c h w"], *, seed: int) -> str:
+    """How many good images have a patch with enough of the object; a pose still to be chosen changes it little."""
+    rule = rule_for(name, small) if "foreground" in recipe.automatic else recipe.conditioning.foreground
+    masks = foreground(small[:FORETOLD], rule)
+    part = pairs.acceptance(Focus(masks, torch.zeros_like(masks)), rng=stream(seed, "acceptance"))
+    enough = f"{100 * pairs.fore:g} % object (views.fore)"
+    return f"patches: {100 * part:.0f} % of the good images offer one that is {enough}"
+
+
+def check_tiles(recipe: Recipe, encoder: ResNet18, side: int) -> None:
+    """What patches ask of the side of the images is said before the training, too."""
+    if isinstance(recipe.tiling, Grid):
+        recipe.tiling.places(side, side)
+        if recipe.tiling.dense:
+            check_dense(encoder, recipe.tiling, side, side)
+
+
 def split(images: int, holdout: float, *, seed: int) -> tuple[Tensor, Tensor]:
     """Which images are learnt from and which are held out for the threshold: at least one."""
     if images < 2:
@@ -186,6 +308,17 @@ def split(images: int, holdout: float, *, seed: int) -> tuple[Tensor, Tensor]:
     order = torch.randperm(images, generator=stream(seed, "holdout"))
     count = min(images - 1, max(1, round(holdout * images)))
     return order[count:].sort().values, order[:count].sort().values
+
+
+def _chunks(images: UInt8[Tensor, "n c h w"]) -> Sequence[UInt8[Tensor, "m c h w"]]:
+    """Some images at a time; none of none, where `split` gives an empty part."""
+    return images.split(CHUNK) if len(images) else ()
+
+
+def _localiser(recipe: Recipe, tensors: dict[str, Tensor]) -> Localiser | None:
+    if not isinstance(recipe.tiling, Grid):
+        return None
+    return Localiser.from_tensors(tensors, recipe.tiling, recipe.memory, kinds_of(recipe.features))
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -92,6 +92,7 @@ class ResNet18(nn.Module):
         super().__init__()
         width, stem = settings.width, STEMS[settings.stem]
         self.dim = 8 * width
+        self.step = 8 * stem.stride * (2 if stem.pool else 1)
         self.memory_format = memory_format(width)
         self.conv1 = nn.Conv2d(3, width, stem.kernel, stem.stride, stem.kernel // 2, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
@@ -103,10 +104,21 @@ class ResNet18(nn.Module):
         self.layer4 = _stage(4 * width, 8 * width, 2)
 
     def forward(self, images: Float[Tensor, "n 3 h w"]) -> Float[Tensor, "n d"]:
+        return self.places(images).mean(dim=(2, 3))
+
+    def places(self, images: Float[Tensor, "n 3 h w"]) -> Float[Tensor, "n d r c"]:
+        """The features before pooling: one vector for every `step` pixels."""
+        return self.stages(images)[-1]
+
+    def stages(self, images: Float[Tensor, "n 3 h w"]) -> list[Tensor]:
+        """What each of the four stages makes of the images, n, d, r, c: each half as fine as the one before."""
         x = self.conv1(images.contiguous(memory_format=self.memory_format))
         x = self.maxpool(self.relu(self.bn1(x)))  # n, width, h, w
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))  # n, 8 width, h/8, w/8
-        return x.mean(dim=(2, 3))
+        found = []
+        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
+            x = stage(x)
+            found.append(x)
+        return found  # the last: n, 8 width, h/step, w/step
 
 
 class Network(nn.Module):

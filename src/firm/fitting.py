@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from firm.images import Preprocessing, inlier_statistics, resize
+from dataclasses import replace
+
+import torch
+
+from firm.conditioning import Conditioned, Conditioning
+from firm.encoder import ResNet18
+from firm.images import Preprocessing, inlier_statistics, resize, resize_mask
+from firm.localiser import Looker, is_grey, kinds_of
 from firm.recipes.recipe import Recipe
+from firm.tiling import Grid
 from firm.training import Task
-from firm.types import OneClass, Statistics
+from firm.types import FirmError, OneClass, Statistics
 
 HALF = Statistics((0.5,) * 3, (0.5,) * 3)
 
@@ -18,15 +26,33 @@ def preprocessing_of(recipe: Recipe, data: OneClass) -> Preprocessing:
         statistics = data.statistics
     else:
         statistics = inlier_statistics(data.train)
-    return Preprocessing(recipe.size or data.size, recipe.zoom, statistics, side=data.train.shape[-1])
+    side = data.train.shape[-1]
+    size = recipe.size or data.size
+    return Preprocessing(min(size, side) if recipe.tiling.patchwise else size, recipe.zoom, statistics, side=side)
+
+
+def conditioned(recipe: Recipe, data: OneClass) -> tuple[OneClass, Conditioned | None]:
+    """The data with its good images in standard light and pose, and how they came to it; None: as they are."""
+    if not recipe.tiling.patchwise and recipe.conditioning == Conditioning():
+        return data, None
+    size = recipe.size or data.size
+    shrinks = recipe.tiling.patchwise and data.train.shape[-1] > size
+    ready = recipe.conditioning(resize(data.train, size) if shrinks else data.train)
+    plain = recipe.conditioning.light == "none"
+    return replace(data, train=ready.images, statistics=data.statistics if plain else None), ready
 
 
 def task_of(recipe: Recipe, data: OneClass, *, seed: int) -> Task:
     """Everything that decides a training on this data."""
+    data, ready = conditioned(recipe, data)
     preprocessing = preprocessing_of(recipe, data)
-    images = data.train
+    images, foreground = data.train, None if ready is None else ready.foreground
     if max(images.shape[-2:]) > preprocessing.size:  # the views crop without antialiasing, so shrink properly first
         images = resize(images, preprocessing.size)
+        if foreground is not None:  # not found anew: what was lit or aligned already must not be so twice
+            foreground = torch.stack([resize_mask(mask.numpy(), preprocessing.size) for mask in foreground])
+    if foreground is not None and is_grey(images):
+        images = images[:, :1].contiguous()  # a third of the work of synthesis
     return Task(
         images=images,
         preprocessing=preprocessing,
@@ -35,4 +61,12 @@ def task_of(recipe: Recipe, data: OneClass, *, seed: int) -> Task:
         positives=recipe.positives,
         training=recipe.training,
         seed=seed,
+        foreground=foreground,
     )
+
+
+def looker_of(recipe: Recipe, encoder: ResNet18, preprocessing: Preprocessing, *, grey: bool) -> Looker:
+    """How this recipe sees the patches of an image."""
+    if not isinstance(recipe.tiling, Grid):
+        raise FirmError("this recipe looks at whole images; set tiling=grid to look at patches")
+    return Looker(encoder, preprocessing, recipe.tiling, kinds_of(recipe.features), grey)

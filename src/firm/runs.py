@@ -87,11 +87,15 @@ class Run:
         self.resumed_at = self.state.step
         self.history = History(None if folder is None else folder / HISTORY, self.state.step)
         self.collapsed = any(line.get("collapsed", False) for line in self.history.lines[-1:])
+        # CPU time of the training alone; of a resumed run as far as its history tells
+        self.seconds = max((line.get("seconds", 0.0) for line in self.history.lines), default=0.0)
 
     def __iter__(self) -> Iterator[Progress]:
         saved_at, saved_step = time.monotonic(), self.state.step
         with _asked_to_stop() as asked:
+            began = time.process_time()
             for progress in train(self.state, self.task):
+                self.seconds += time.process_time() - began
                 if progress.step % self.log_every == 0 or progress.step == progress.steps:
                     self._log(progress)
                 yield progress
@@ -99,6 +103,7 @@ class Run:
                 if due or asked or progress.step == progress.steps:
                     self.save()
                     saved_at, saved_step = time.monotonic(), progress.step
+                began = time.process_time()
                 if asked:
                     raise Stopped(asked[0], self._farewell(saved_step, progress.steps))
 
@@ -120,6 +125,7 @@ class Run:
         stuck = abs(loss - resting_loss(len(progress.z), self.task.training.layout)) < 1e-3
         self.collapsed = found.collapsed or stuck
         line = {"step": progress.step, "epoch": round(progress.epoch, 4), "lr": progress.lr, "loss": loss}
+        line["seconds"] = round(self.seconds, 2)
         self.history.write(line | asdict(found) | {"collapsed": self.collapsed})
 
 

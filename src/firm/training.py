@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from firm.batching import make_batch, steps_per_epoch
 from firm.encoder import Encoder, Network, build
 from firm.images import Preprocessing
 from firm.objective import LAYOUTS, POSITIVES, Diagnostics, contrastive_loss, diagnose
+from firm.replay import Replay
 from firm.streams import stream
 from firm.types import Batch, FirmError, OutlierSource, Views
 
@@ -31,7 +33,7 @@ PRECISIONS = ("float32", "bfloat16", "auto")
 class Training:
     """The paper's optimisation (appendix A); the authors' schedule is the other value of `schedule`."""
 
-    epochs: int = 2000
+    epochs: int = 2000  # 0 leaves the network as it was initialised
     batch: int = 32  # items, outliers included; every item gives two views
     temperature: float = 0.2
     layout: str = "concat"
@@ -41,6 +43,7 @@ class Training:
     warmup: float = 0.01  # part of all steps: 20 of 2000 epochs
     schedule: str = "cosine"
     stratified: bool = False
+    reuse: int = 1  # how often a synthetic outlier is used; more keep slow synthesis from holding up training
     precision: str = "auto"  # bfloat16 on CUDA, float32 elsewhere
 
     def __post_init__(self) -> None:
@@ -51,8 +54,10 @@ class Training:
         ):
             if value not in allowed:
                 raise FirmError(f"training.{name} is {value!r}; use one of {', '.join(allowed)}")
-        if self.epochs < 1 or self.batch < 2 or not 0 < self.temperature < math.inf or not 0 <= self.warmup < 1:
-            raise FirmError("training needs epochs >= 1, batch >= 2, temperature > 0 and warmup in 0..1")
+        if self.epochs < 0 or self.batch < 2 or not 0 < self.temperature < math.inf or not 0 <= self.warmup < 1:
+            raise FirmError("training needs epochs >= 0, batch >= 2, temperature > 0 and warmup in 0..1")
+        if self.reuse < 1:
+            raise FirmError(f"training.reuse is {self.reuse}; an outlier is used at least once")
         if not (0 < self.lr < math.inf and 0 <= self.momentum < 1 and 0 <= self.weight_decay < math.inf):
             raise FirmError("training needs lr > 0, momentum in 0..1 and weight_decay >= 0")
 
@@ -68,6 +73,7 @@ class Task:
     positives: str
     training: Training
     seed: int
+    foreground: Tensor | None = None  # bool n, h, w: the object in each image, for outliers and views that are local
 
     @property
     def steps_per_epoch(self) -> int:
@@ -76,6 +82,15 @@ class Task:
     @property
     def steps(self) -> int:
         return self.steps_per_epoch * self.training.epochs
+
+    @cached_property
+    def replay(self) -> Replay | None:
+        """Outliers made ahead, where each is to be used several times."""
+        if self.training.reuse == 1 or self.foreground is None:
+            return None
+        share = self.outliers.per_inlier / (1 + self.outliers.per_inlier)
+        fresh = self.training.batch * share / self.training.reuse
+        return Replay(self.outliers, self.images, self.foreground, self.seed, fresh)
 
     def batch(self, step: int, device: torch.device | str = "cpu") -> Batch:
         return make_batch(
@@ -87,6 +102,8 @@ class Task:
             stratified=self.training.stratified,
             seed=self.seed,
             step=step,
+            foreground=self.foreground,
+            replay=self.replay,
             device=device,
         )
 

@@ -86,6 +86,14 @@ class Focus:
     altered: Bool[Tensor, "n h w"]  # nowhere in an inlier
 
 
+@dataclass(frozen=True)
+class Located:
+    """What was found in each image: its score, and a score for every pixel."""
+
+    scores: Float[Tensor, " n"]
+    maps: Float[Tensor, "n h w"]
+
+
 @runtime_checkable
 class OutlierSource(Protocol):
     """Inliers in, as many outliers out, each made from the inlier in its place (or replacing it)."""
@@ -124,6 +132,14 @@ class Views(Protocol):
     ) -> tuple[Float[Tensor, "n c p p"], Float[Tensor, "n c p p"]]:
         """`size` is that of the encoder's input; patches have a size of their own."""
         ...
+
+
+@runtime_checkable
+class Tiling(Protocol):
+    """How an image is looked at: whole, or patch by patch."""
+
+    @property
+    def patchwise(self) -> bool: ...
 
 
 @runtime_checkable

@@ -11,15 +11,21 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any
 
+from firm.bank import Memory
+from firm.conditioning import Conditioning
 from firm.encoder import Encoder
+from firm.localiser import kinds_of
 from firm.objective import POSITIVES
 from firm.outliers import OUTLIERS, Rotations
 from firm.scores import SCORES, SCORINGS, Knn, Scoring
+from firm.tiling import TILINGS, Whole
 from firm.training import Training
-from firm.types import FirmError, OutlierSource, Score, Views
+from firm.types import FirmError, OutlierSource, Score, Tiling, Views
 from firm.views import VIEWS, Augment
 
 NORMALISE = ("published", "inliers", "half")
+AUTOMATIC = ("foreground", "light", "align", "reach")
+NOT_TRAINED = ("score", "tiling", "memory", "features", "automatic")  # settings that cost no training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,15 +38,25 @@ class Recipe:
     encoder: Encoder = field(default_factory=Encoder)
     training: Training = field(default_factory=Training)
     score: Scoring = field(default_factory=lambda: Scoring(by=Knn(k=1)))
-    size: int = 0  # side of the encoder's input; 0 is the data set's own
+    size: int = 0  # side of the image the encoder sees, whole or in patches; 0 is the data set's own
     zoom: float = 1.125  # enlargement before the centre crop when testing
     normalise: str = "published"  # statistics; where none are published, those of the inliers
+    conditioning: Conditioning = field(default_factory=Conditioning)
+    tiling: Tiling = field(default_factory=Whole)
+    memory: Memory = field(default_factory=Memory)  # of patches; whole images are all remembered
+    features: str = "encoder"  # of patches: encoder, pixels (nothing is learnt), or both
+    automatic: tuple[str, ...] = ()  # what is chosen on the good images before the training
 
     def __post_init__(self) -> None:
         if self.positives not in POSITIVES:
             raise FirmError(f"no positive set {self.positives!r}; use one of {', '.join(POSITIVES)}")
         if self.normalise not in NORMALISE:
             raise FirmError(f"normalise is {self.normalise!r}; use one of {', '.join(NORMALISE)}")
+        unknown = set(self.automatic) - set(AUTOMATIC)
+        if unknown:
+            raise FirmError(f"{sorted(unknown)[0]!r} is not chosen automatically; {', '.join(AUTOMATIC)} can be")
+        if len(kinds_of(self.features)) > 1 and not self.memory.standardise:
+            raise FirmError("features=both adds scores of different scales; set memory.standardise=true")
         if self.positives == "rot-supcon" and self.outliers.kinds < 2:
             raise FirmError("rot-supcon needs several kinds of outliers and this source makes one; use supcon or firm")
 
@@ -50,9 +66,10 @@ NAMED: dict[type, Mapping[str, Any]] = {
     OutlierSource: OUTLIERS,
     Views: VIEWS,
     Score: SCORES,
+    Tiling: TILINGS,
     Scoring: SCORINGS,
 }
-FAMILIES = (OutlierSource, Views, Score)  # fields that hold any member; JSON names its kind
+FAMILIES = (OutlierSource, Views, Score, Tiling)  # fields that hold any member; JSON names its kind
 
 
 def change(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
@@ -88,11 +105,11 @@ def from_json(data: Mapping[str, Any]) -> Recipe:
 
 
 def digest(recipe: Recipe, **further: Any) -> str:
-    """Names a training: the recipe less its score, which costs no training, and what else decides it.
+    """Names a training: the recipe less what costs no training, and what else decides it.
 
     Settings at their defaults are left out, so a setting added later does not rename the trainings before it.
     """
-    content = {k: v for k, v in _sparse(recipe).items() if k != "score"}
+    content = {k: v for k, v in _sparse(recipe).items() if k not in NOT_TRAINED}
     text = json.dumps(content | further | {"format": 1}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

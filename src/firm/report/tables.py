@@ -99,7 +99,7 @@ def _block(data: str, found: Found) -> str:
 
 
 def _line(data: str, name: str, runs: list[Result]) -> list[str]:
-    collapsed = " (collapsed)" if any(run["diagnostics"]["collapsed"] for run in runs) else ""
+    collapsed = " (collapsed)" if any(run["diagnostics"] and run["diagnostics"]["collapsed"] for run in runs) else ""
     return [
         name + collapsed,
         str(len(runs)),
@@ -212,5 +212,6 @@ def _seconds(runs: list[Result]) -> str:
 
 
 def _plain(runs: list[Result], key: str) -> str:
-    values = [run["diagnostics"][key] for run in runs if run["diagnostics"][key] is not None]
+    told = [run["diagnostics"] for run in runs if run["diagnostics"]]
+    values = [found[key] for found in told if found[key] is not None]
     return f"{mean_std(values)[0]:.2f}" if values else "-"

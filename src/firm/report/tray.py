@@ -14,6 +14,8 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
+from firm.report.heat import overlay
+
 CALLED, PASSED = "#c0392b", "#1e8449"
 
 
@@ -24,6 +26,7 @@ class Inspected:
     image: npt.NDArray[np.uint8]
     score: float
     truth: str | None = ""
+    heat: npt.NDArray[np.float32] | None = None  # a score per pixel, for a detector that says where
 
 
 def mixed(parts: list[Inspected], each: int = 12) -> list[Inspected]:
@@ -34,11 +37,12 @@ def mixed(parts: list[Inspected], each: int = 12) -> list[Inspected]:
 
 
 def draw_tray(parts: list[Inspected], threshold: float, path: Path, *, title: str, columns: int = 8) -> None:
-    """Write the tray as a PNG: frames are red where the detector calls a defect."""
+    """Write the tray as a PNG: frames are red where the detector calls a defect, heat maps stand below the parts."""
     rows = -(-len(parts) // columns)
-    figure = plt.figure(figsize=(1.55 * columns, 1.95 * rows + 2.2), layout="constrained")
+    tall = 3.5 if any(part.heat is not None for part in parts) else 1.95
+    figure = plt.figure(figsize=(1.55 * columns, tall * rows + 2.2), layout="constrained")
     figure.suptitle(title)
-    grid = figure.add_gridspec(rows + 1, columns)
+    grid = figure.add_gridspec(rows + 1, columns, height_ratios=[tall] * rows + [1.95])
     for number, part in enumerate(parts):
         _part(figure.add_subplot(grid[number // columns, number % columns]), part, threshold)
     _strip(figure.add_subplot(grid[rows, :]), parts, threshold)
@@ -49,8 +53,11 @@ def draw_tray(parts: list[Inspected], threshold: float, path: Path, *, title: st
 def _part(place: Axes, part: Inspected, threshold: float) -> None:
     colour = CALLED if part.score > threshold else PASSED
     place.axis("off")
-    place.imshow(part.image)
-    height, width = part.image.shape[:2]
+    shown = part.image
+    if part.heat is not None:
+        shown = np.vstack([part.image, overlay(part.image, part.heat, threshold)])
+    place.imshow(shown)
+    height, width = shown.shape[:2]
     place.add_patch(Rectangle((-1, -1), width + 1, height + 1, fill=False, edgecolor=colour, linewidth=4))
     truth = "good" if part.truth is None else part.truth
     place.set_title(f"{part.score:.3f}  {truth}".strip(), fontsize=8, color=colour)

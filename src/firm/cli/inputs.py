@@ -1,0 +1,62 @@
+"""From what was typed to a recipe and images."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from firm.cli.terminal import say
+
+if TYPE_CHECKING:
+    from firm.recipes.recipe import Recipe
+    from firm.types import OneClass
+
+BY_HAND = {  # what a preset leaves to be chosen -> the setting that a person may give instead
+    "foreground": "conditioning.foreground",
+    "light": "conditioning.light",
+    "align": "conditioning.align",
+    "reach": "memory.reach",
+}
+
+
+def preset_for(data: str) -> str:
+    """Patches for parts, whole images where a class of a semantic set is the normal one."""
+    from firm.data import DATASETS
+
+    facts = DATASETS.get(data.partition(":")[0])
+    return "inspect" if facts is None or facts.side else "fast"
+
+
+def recipe_of(preset: str, settings: list[str] | None) -> Recipe:
+    """The preset with what was set; a setting given by hand is no longer chosen automatically."""
+    from firm.recipes.presets import recipe
+    from firm.recipes.recipe import parse_settings
+
+    changes = parse_settings(settings or [])
+    left = [name for name in recipe(preset).automatic if not any(_concerns(path, BY_HAND[name]) for path in changes)]
+    return recipe(preset, **({"automatic": left} | changes))
+
+
+def _concerns(path: str, setting: str) -> bool:
+    """Whether a change at the path sets the setting, a part of it, or all that it is a part of."""
+    return f"{path}.".startswith(f"{setting}.") or f"{setting}.".startswith(f"{path}.")
+
+
+def side_for(recipe: Recipe) -> int:
+    """At which images are read: patches are cut from the very pixels, whole images are shrunk in two steps."""
+    from firm.data.folder import SIDE
+
+    return recipe.size if recipe.tiling.patchwise and recipe.size else max(SIDE, 2 * recipe.size)
+
+
+def loaded(data: str, side: int) -> tuple[OneClass, list[str]]:
+    """The images, every doubt about them said, and those of the doubts that cost a file."""
+    from firm.data import load
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        images = load(data, side=side)
+    doubts = [str(one.message) for one in caught]
+    for doubt in doubts:
+        say(f"warning: {doubt}")
+    return images, [doubt for doubt in doubts if doubt.startswith("left out")]

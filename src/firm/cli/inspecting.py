@@ -1,0 +1,195 @@
+"""Verbs that put a detector to work: score, evaluate, card."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from firm.cli.inputs import loaded
+from firm.cli.options import AsJson, Data, Device, Model, Threads
+from firm.cli.terminal import bar, counting, say, settle, show
+from firm.errors import FirmError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from firm.data.folder import Skipped
+    from firm.detector import Detector
+    from firm.types import Truth
+
+CHUNK = 128  # images decoded and scored at once
+
+OnChunk = Callable[[int], None]
+
+
+def score(
+    model: Model,
+    images: Annotated[list[str], typer.Argument(help="Image files, folders, or one DATASET:CLASS.")],
+    maps: Annotated[
+        Path | None, typer.Option(help="Write every image under its heat map into this folder, sub-folders kept.")
+    ] = None,
+    device: Device = "cpu",
+    threads: Threads = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Score images and call each normal (+1) or anomalous (-1). Higher = more anomalous."""
+    from firm.detector import Detector
+
+    settle(device, threads)
+    detector = Detector.load(model, device=device)
+    limit, rows, left_out = detector.threshold.value, list[dict[str, Any]](), list[str]()
+    with bar("scoring") as update:
+        for some in _suspects(images, detector.preprocessing.file_side, maps):
+            rows += _scored(detector, some, maps, counting(update, some.total, len(rows) + len(left_out)))
+            left_out += some.left_out
+    if not rows:
+        raise FirmError("none of the images could be read; see the lines above")
+    calls = sum(row["label"] == -1 for row in rows)
+    lines = [f"{row['score']:.6f}  {'normal   ' if row['label'] == 1 else 'anomalous'}  {row['image']}" for row in rows]
+    lines.append(f"{calls} of {len(rows)} images above the threshold {limit:.6g}")
+    if maps is not None:
+        lines.append(f"heat maps, in colours from 0 to {2 * limit:.6g}, are in {maps}")
+    show({"threshold": limit, "images": rows, "left_out": left_out}, "\n".join(lines), as_json)
+    if left_out:
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True)
+class _Some:
+    """Images to be scored together: what each is called, where below --maps its overlay goes, how it really looks."""
+
+    names: list[str]
+    places: list[Path]
+    pixels: Tensor
+    pictures: Iterable[npt.NDArray[np.uint8]]  # decoded when they are asked for
+    left_out: list[str]
+    total: int  # of all images, not of these
+
+
+def _suspects(images: list[str], side: int, maps: Path | None) -> Iterator[_Some]:
+    """What is to be scored, in pieces that fit in memory."""
+    from firm.data import DATASETS
+    from firm.data.folder import find_files
+
+    if len(images) == 1 and images[0].partition(":")[0] in DATASETS:
+        yield from _tests(images[0], side)
+        return
+    paths = [Path(name) for name in images]
+    files = find_files(paths)
+    if maps is not None:
+        _refuse_mixing(maps, paths)
+    yield from _files(files, paths, side)
+
+
+def _tests(data: str, side: int) -> Iterator[_Some]:
+    task, left_out = loaded(data, side)
+    for begin in range(0, len(task.test), CHUNK):
+        pixels = task.test[begin : begin + CHUNK]
+        numbers = range(begin, begin + len(pixels))
+        names, places = [f"{task.name} test {i}" for i in numbers], [Path(f"{i:05d}.png") for i in numbers]
+        pictures = (one.expand(3, -1, -1).permute(1, 2, 0).numpy() for one in pixels)
+        yield _Some(names, places, pixels, pictures, [] if begin else left_out, len(task.test))
+
+
+def _files(files: list[Path], paths: list[Path], side: int) -> Iterator[_Some]:
+    from firm.data.folder import read_files
+    from firm.images import decode
+    from firm.report.heat import places
+
+    place = dict(zip(files, places(files, paths), strict=True))
+    for begin in range(0, len(files), CHUNK):
+        pixels, read, skipped = read_files(files[begin : begin + CHUNK], side)
+        left_out = _told(skipped)
+        where = [place[file] for file in read]
+        yield _Some([str(file) for file in read], where, pixels, map(decode, read), left_out, len(files))
+
+
+def _told(skipped: Skipped) -> list[str]:
+    """The files that could not be used, after saying why."""
+    for _, reason in skipped:
+        say(f"left out: {reason}")
+    return [str(file) for file, _ in skipped]
+
+
+def _refuse_mixing(maps: Path, paths: list[Path]) -> None:
+    """Overlays among the images would replace them, or be scored as images the next time."""
+    home = maps.resolve()
+    for path in paths:
+        among = path.resolve() in (home, *home.parents) if path.is_dir() else path.resolve().parent == home
+        if among:
+            raise FirmError(f"--maps {maps} lies among the images of {path}; name a folder apart from them")
+
+
+def _scored(detector: Detector, some: _Some, maps: Path | None, advance: OnChunk) -> list[dict[str, Any]]:
+    """Name, score and call of each image; its overlay is written if there is a folder for it."""
+    from firm.report.heat import write_overlay
+
+    if not some.names:
+        return []
+    limit = detector.threshold.value
+    found = None if maps is None else detector.locate(some.pixels, advance)
+    scores = detector.score(some.pixels, advance) if found is None else found.scores
+    rows: list[dict[str, Any]] = [
+        {"image": name, "score": value, "label": -1 if value > limit else 1}
+        for name, value in zip(some.names, scores.tolist(), strict=True)
+    ]
+    if maps is not None and found is not None:
+        for row, place, picture, heat in zip(rows, some.places, some.pictures, found.maps, strict=True):
+            write_overlay(maps / place, picture, heat.numpy(), limit)
+            row["map"] = str(maps / place)
+    return rows
+
+
+def evaluate(model: Model, data: Data, device: Device = "cpu", threads: Threads = 0, as_json: AsJson = False) -> None:
+    """Measure a detector on labelled images.
+
+    AUROC of images and pixels and AUPRO, with 95 % bootstrap intervals, over all defects and for each kind.
+    """
+    from firm.cli.findings import as_text, as_values
+    from firm.detector import Detector
+    from firm.evaluate import evaluate_detector
+
+    settle(device, threads)
+    detector = Detector.load(model, device=device)
+    images, anomalous, truth, left_out = _labelled(data, detector.preprocessing.file_side)
+    with bar("scoring") as update:
+        found = evaluate_detector(detector, images, anomalous, truth, counting(update, len(images)))
+    unmarked = None if truth is None else int((anomalous & ~truth.known).sum())
+    limit = detector.threshold.value
+    show(
+        as_values(data, found, limit, unmarked) | {"left_out": left_out}, as_text(data, found, limit, unmarked), as_json
+    )
+    if left_out:
+        raise typer.Exit(1)
+
+
+def _labelled(data: str, side: int) -> tuple[Tensor, Tensor, Truth | None, list[str]]:
+    """Test images, which are anomalous, what else is known of them, and what had to be left out."""
+    from firm.data import DATASETS
+    from firm.data.folder import read_test
+
+    if data.partition(":")[0] in DATASETS:
+        task, left_out = loaded(data, side)
+        return task.test, task.anomalous, task.truth, left_out
+    test = read_test(Path(data), side)
+    left_out = _told(test.skipped)
+    if not (Path(data) / "test").is_dir():
+        say("warning: good/ holds the images one learns from; on them false calls look fewer than they are")
+    return test.images, test.anomalous, test.truth, left_out
+
+
+def card(model: Model) -> None:
+    """Show what a detector says of itself.
+
+    Recipe, preprocessing, threshold and origin, as JSON.
+    """
+    from firm.detector import Detector
+
+    print(json.dumps(Detector.load(model).card(), indent=2))

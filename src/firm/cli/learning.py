@@ -1,0 +1,142 @@
+"""Verbs that learn: fit, demo."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from firm.cli.inputs import loaded, preset_for, recipe_of, side_for
+from firm.cli.options import AsJson, Data, Device, Seed, Settings, Threads
+from firm.cli.terminal import Update, bar, percent, say, settle, show
+from firm.errors import FirmError
+
+# the drawn parts are half as large as photographs are taken to be: finer places, and as many steps
+DEMO = ("training.epochs=120", "tiling.stride=8", "memory.reach=2")
+
+if TYPE_CHECKING:
+    from firm.calibration import Threshold
+    from firm.runs import Run
+    from firm.training import Progress
+
+
+def fit(
+    data: Data,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where the detector is written.")],
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help="Where the settings start: inspect, patches, whole, parts, fast, paper or authors. "
+            "Unless given: fast for classes of semantic data sets, inspect for all else.",
+        ),
+    ] = None,
+    settings: Settings = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    threads: Threads = 0,
+    holdout: Annotated[float, typer.Option(help="Part of the good images kept for the threshold.")] = 0.1,
+    false_calls: Annotated[float, typer.Option(help="Wished rate of good images called anomalous.")] = 0.05,
+    checkpoint_seconds: Annotated[float, typer.Option(help="How much work an interruption may cost.")] = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Learn from good images and write a detector. Run again after an interruption: it goes on where it was."""
+    from firm.detector import Detector, foretell
+    from firm.runs import claim, discard
+
+    settle(device, threads)
+    recipe = recipe_of(preset or preset_for(data), settings)
+    if out.is_dir() or not out.name:
+        raise FirmError(f"{out} is a folder; name the file to write, for example {out / 'parts.firm'}")
+    images, left_out = loaded(data, side_for(recipe))
+    for sentence in foretell(recipe, images, holdout=holdout, seed=seed):
+        say(sentence)
+    folder = out.with_name(out.name + ".run")
+    with claim(folder) as mine, bar("training") as update:
+        if not mine:
+            raise FirmError(f"another process is training in {folder}; wait for it or choose another --out")
+        detector = Detector.fit(
+            images,
+            recipe=recipe,
+            seed=seed,
+            device=device,
+            folder=folder,
+            holdout=holdout,
+            false_calls=false_calls,
+            checkpoint_seconds=checkpoint_seconds,
+            on_progress=_watched(update),
+            on_choice=say,
+        )
+        detector.save(out)
+        discard(folder)
+    learnt = f"{out}: learnt {detector.origin['good_images']} good images of {images.name}"
+    show({"model": str(out), **detector.card()}, f"{learnt}\n{_promise(detector.threshold, false_calls)}", as_json)
+    if left_out:
+        raise typer.Exit(1)
+
+
+def _promise(bound: Threshold, wished: float) -> str:
+    """The threshold in a sentence; on standard error, that it promises less than was wished."""
+    if bound.false_calls > wished + 1e-9:
+        wanted = math.ceil(1 / wished) - 1
+        say(f"warning: {bound.images} held-out images cannot promise {100 * wished:g} %; that takes {wanted}")
+    expected = f"at most {100 * bound.false_calls:.1f} % false calls expected"
+    return f"threshold {bound.value:.6g}: {expected}, by {bound.images} held-out good images"
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Where model and picture are written.")] = Path("demo"),
+    product: Annotated[str, typer.Option(help="plate, weave or label.")] = "plate",
+    settings: Settings = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    threads: Threads = 1,  # the same tray on every machine
+    as_json: AsJson = False,
+) -> None:
+    """Fit on drawn parts and draw an inspected tray."""
+    from firm.data.drawn import drawn
+    from firm.detector import Detector
+    from firm.evaluate import evaluation, look
+    from firm.report.tray import Inspected, draw_tray, mixed
+
+    settle(device, threads)
+    out.mkdir(parents=True, exist_ok=True)
+    data, parts = drawn(product, seed=seed)
+    recipe = recipe_of("inspect", [*DEMO, *(settings or [])])
+    with bar(f"learning {product}") as update:
+        watch = _watched(update)
+        detector = Detector.fit(
+            data, recipe=recipe, seed=seed, device=device, holdout=0.2, on_progress=watch, on_choice=say
+        )
+    model, picture = out / f"{product}.firm", out / f"{product}-tray.png"
+    detector.save(model)
+    located = look(detector, data.test)
+    scores, heats = located.scores, [one.numpy() if one.numel() else None for one in located.maps]
+    tray = [
+        Inspected(part.image, float(value), part.defect, heat)
+        for part, value, heat in zip(parts, scores, heats, strict=True)
+    ]
+    shown = mixed(tray)
+    draw_tray(shown, detector.threshold.value, picture, title=f"{product}: {len(shown)} of {len(tray)} inspected parts")
+    found = evaluation(detector, located, data.test, data.anomalous, data.truth).overall
+    above = scores > detector.threshold.value
+    caught, false = int((above & data.anomalous).sum()), int((above & ~data.anomalous).sum())
+    bad = int(data.anomalous.sum())
+    where = "" if found.localisation is None else f", of its pixels {percent(found.localisation.pixel_auroc)}"
+    show(
+        {"picture": str(picture), **asdict(found), "caught": caught, "bad": bad, "false_calls": false},
+        f"{product}: {caught} of {bad} bad parts called, {false} of {len(tray) - bad} good parts called falsely\n"
+        f"AUROC {percent(found.auroc)}{where}\nlook at {picture}; the detector is {model}",
+        as_json,
+    )
+
+
+def _watched(update: Update) -> Callable[[Progress, Run], None]:
+    def watch(progress: Progress, run: Run) -> None:
+        loss = f"loss {run.history.lines[-1]['loss']:.3f}" if run.history.lines else ""
+        update(progress.step, progress.steps, loss)
+
+    return watch

@@ -1,0 +1,94 @@
+"""Verbs that show what a training would be given: masks, outliers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from firm.cli.inputs import loaded, recipe_of, side_for
+from firm.cli.options import AsJson, Data, Picture, Seed, Settings
+from firm.cli.terminal import show
+from firm.errors import FirmError
+
+if TYPE_CHECKING:
+    from firm.recipes.recipe import Recipe
+    from firm.types import OneClass
+
+SOURCES = ("donor", "nsa", "cutpaste-union")
+SHOWN, DONORS = 12, 64  # good images made into outliers, and those they may take from
+
+
+def masks(data: Data, out: Picture, settings: Settings = None, as_json: AsJson = False) -> None:
+    """Draw where the object is in the good images.
+
+    By --set conditioning.foreground.method=otsu and the like, else by the category's rule, else by one found on them.
+    """
+    from firm.choosing import describe
+    from firm.foreground import foreground
+    from firm.report.masks import draw_masks
+
+    _check(out)
+    recipe, images, left_out = _settled(data, settings)
+    rule = recipe.conditioning.foreground
+    found = foreground(images.train, rule)
+    draw_masks(images.train, found, rule, out, images.name)
+    part = float(found.float().mean())
+    show(
+        {"picture": str(out), "rule": asdict(rule), "foreground": part, "images": len(found)},
+        f"{images.name}: {describe(rule)}, {100 * part:.1f} % of the pixels of {len(found)} good images\nlook at {out}",
+        as_json,
+    )
+    if left_out:
+        raise typer.Exit(1)
+
+
+def outliers(
+    data: Data,
+    out: Picture,
+    source: Annotated[
+        list[str] | None, typer.Option(help=f"A source of outliers; may be repeated. Else {', '.join(SOURCES)}.")
+    ] = None,
+    settings: Settings = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Draw synthetic defects on the good images.
+
+    A person then sees what a training would learn from: --set conditioning changes light, pose and foreground.
+    """
+    from firm.outliers import OUTLIERS
+    from firm.report.contact import draw_contact
+    from firm.streams import stream
+    from firm.types import Scene
+
+    _check(out)
+    sources = dict.fromkeys(source or SOURCES)
+    for name in sources:
+        if name not in OUTLIERS:
+            raise FirmError(f"no source of outliers {name!r}; use one of {', '.join(OUTLIERS)}")
+    recipe, images, left_out = _settled(data, settings)
+    ready = recipe.conditioning(images.train[:DONORS])
+    originals, scene = ready.images[:SHOWN], Scene(ready.foreground[:SHOWN], ready.images, ready.foreground)
+    made = {name: OUTLIERS[name](originals, rng=stream(seed, "sheet", name), scene=scene) for name in sources}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    draw_contact(originals, made, out, images.name)
+    show({"picture": str(out), "sources": list(made)}, f"{', '.join(made)} on {images.name}\nlook at {out}", as_json)
+    if left_out:
+        raise typer.Exit(1)
+
+
+def _check(out: Path) -> None:
+    if out.suffix.lower() != ".png" or out.is_dir():
+        raise FirmError(f"{out} is not the name of a picture; give --out a file such as sheet.png")
+
+
+def _settled(data: str, settings: list[str] | None) -> tuple[Recipe, OneClass, list[str]]:
+    """The recipe with its foreground rule, the images at its size, and what had to be left out."""
+    from firm.choosing import choose
+
+    recipe = recipe_of("patches", settings)
+    images, left_out = loaded(data, side_for(recipe))
+    return choose(recipe, images, seed=0), images, left_out

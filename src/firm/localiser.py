@@ -1,0 +1,249 @@
+"""Patches of good images remembered, patches of an image compared with them: an image score and a heat map.
+
+Section 5: the image scores as its worst patch, and the map is the grid of scores spread over the pixels. Beside the
+encoder's features stand plain pixels: a learnt feature that does not beat them has learnt nothing of use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, UInt8
+from torch import Tensor
+from torch.nn import functional as F
+
+from firm.bank import Bank, Memory, fit_bank
+from firm.conditioning import Conditioned
+from firm.encoder import ResNet18
+from firm.images import Preprocessing
+from firm.streams import stream
+from firm.tiling import Grid
+from firm.types import FirmError, Located
+
+FEATURES = ("encoder", "pixels", "both")
+TILES = 512  # patches embedded at once
+PIXELS = 256  # numbers to a patch of plain pixels; larger patches are averaged down to it
+CHUNK = 16  # images looked at together
+FIELDS = {1: 4, 2: 2, 3: 2, 4: 1}  # stage -> fields along each side of a tile over which it is averaged
+
+OnImages = Callable[[int], None]
+Seen = dict[str, Float[Tensor, "n r c _"]]  # a kind of feature -> the features of every patch
+
+
+@dataclass(frozen=True)
+class Looker:
+    """Conditioned images in, features of their patches out: all that must be the same in fitting and in scoring."""
+
+    encoder: ResNet18 | None  # None: plain pixels need none
+    preprocessing: Preprocessing
+    grid: Grid
+    kinds: tuple[str, ...]
+    grey: bool  # the good images have no colour, so the pixels are compared without it
+
+    def __call__(self, images: UInt8[Tensor, "n k h w"]) -> Seen:
+        looks = {"encoder": self._encoded, "pixels": self._pixels}
+        return {kind: torch.stack([looks[kind](image[None]) for image in images]) for kind in self.kinds}
+
+    @torch.no_grad()
+    def _encoded(self, image: UInt8[Tensor, "1 k h w"]) -> Float[Tensor, "r c d"]:
+        assert self.encoder is not None
+        self.encoder.eval()
+        device = next(self.encoder.parameters()).device
+        rows, columns = self.grid.shape(*image.shape[-2:])
+        ready = self.preprocessing.normalise(image.to(device).float() / 255)
+        if self.grid.dense:
+            return dense_features(self.encoder, self.grid, ready).cpu()
+        parts = [tile_features(self.encoder, self.grid, tiles).cpu() for tiles in _tiles(self.grid, ready)]
+        return torch.cat(parts).unflatten(0, (rows, columns))
+
+    def _pixels(self, image: UInt8[Tensor, "1 k h w"]) -> Float[Tensor, "r c d"]:
+        values = image.float()
+        if self.grey:
+            values = values.mean(1, keepdim=True)
+        side = max(1, int((PIXELS / values.shape[1]) ** 0.5))
+        factor = -(-self.grid.size // side)
+        rows, columns = self.grid.shape(*image.shape[-2:])
+        parts = [F.avg_pool2d(tiles, factor, ceil_mode=True).flatten(1) for tiles in _tiles(self.grid, values)]
+        # one grey level of difference everywhere is a distance of one, whatever the size of the patch
+        return (torch.cat(parts) / parts[0].shape[1] ** 0.5).unflatten(0, (rows, columns))
+
+
+def _tiles(grid: Grid, image: Float[Tensor, "1 k h w"]) -> Iterator[Float[Tensor, "t k s s"]]:
+    height, width = image.shape[-2:]
+    for strip in grid.strips(height, width, TILES):
+        yield grid.cut(image[:, :, strip])
+
+
+def tile_features(encoder: ResNet18, grid: Grid, tiles: Float[Tensor, "t 3 s s"]) -> Float[Tensor, "t d"]:
+    """What the encoder makes of tiles: the pooled output of the paper, or several stages side by side."""
+    if grid.layers == (4,):
+        return encoder(tiles).float()
+    stages = encoder.stages(tiles)
+    return joined([_pooled(stages[layer - 1], layer, stages[layer - 1].shape[-1], 1, 1, 1) for layer in grid.layers])[
+        :, 0, 0
+    ]
+
+
+def joined(stages: list[Float[Tensor, "n r c _"]]) -> Float[Tensor, "n r c e"]:
+    """Stages of equal weight: the cosine of the whole is the mean of theirs."""
+    return torch.cat([F.normalize(stage.float(), dim=3) for stage in stages], dim=3)
+
+
+def _pooled(
+    stage: Float[Tensor, "n d h w"], layer: int, tile: int, stride: int, rows: int, columns: int
+) -> Float[Tensor, "n r c e"]:
+    """Means over each tile of so many places; before the last stage over fields of it, since detail is local."""
+    fields = min(FIELDS[layer], tile)
+    side = tile // fields
+    means = F.avg_pool2d(stage, side, 1).permute(0, 2, 3, 1)
+    down = torch.arange(rows) * stride
+    across = torch.arange(columns) * stride
+    parts = [means[:, down + y * side][:, :, across + x * side] for y in range(fields) for x in range(fields)]
+    return torch.cat(parts, dim=3)
+
+
+def dense_features(encoder: ResNet18, grid: Grid, image: Float[Tensor, "1 3 h w"]) -> Float[Tensor, "r c d"]:
+    """Features of all patches from a few passes over the whole image instead of a pass per patch.
+
+    A patch then also sees a little beyond its border, where a patch by itself sees zeros: near, not equal. Strides
+    finer than the encoder's own are had by shifting the image.
+    """
+    check_dense(encoder, grid, *image.shape[-2:])
+    rows, columns = grid.shape(*image.shape[-2:])
+    shifts = range(0, encoder.step, grid.stride) if grid.stride < encoder.step else range(1)
+    result: Tensor | None = None
+    for i, down in enumerate(shifts):
+        for j, right in enumerate(shifts):
+            mine = len(range(i, rows, len(shifts))), len(range(j, columns, len(shifts)))
+            stages = encoder.stages(image[:, :, down:, right:])
+            found = []
+            for layer in grid.layers:
+                fine = encoder.step >> (4 - layer)
+                step = max(grid.stride, encoder.step) // fine
+                found.append(_pooled(stages[layer - 1], layer, grid.size // fine, step, *mine))
+            part = found[0].float() if grid.layers == (4,) else joined(found)
+            if result is None:
+                result = part.new_empty(rows, columns, part.shape[-1])
+            result[i :: len(shifts), j :: len(shifts)] = part[0]
+    assert result is not None
+    return result
+
+
+def check_dense(encoder: ResNet18, grid: Grid, height: int, width: int) -> None:
+    """Refuse what one pass over the image cannot give."""
+    step = encoder.step
+    if grid.size % step or (grid.stride % step and step % grid.stride):
+        raise FirmError(
+            f"dense features need patches of a multiple of {step} px and a stride that divides it or is a multiple of "
+            f"it, not {grid.size} and {grid.stride}; set tiling.dense=false or change them"
+        )
+    if (height - grid.size) % grid.stride or (width - grid.size) % grid.stride:
+        raise FirmError(
+            f"dense features need the stride {grid.stride} to lead exactly to the border of {height} x {width} px; "
+            "set tiling.dense=false or choose another stride"
+        )
+
+
+@dataclass(frozen=True)
+class Localiser:
+    """The banks of good patches, and how much of each cell is object in good images."""
+
+    grid: Grid
+    banks: dict[str, Bank]
+    present: Float[Tensor, "r c"]
+
+    def cells(self, seen: Seen, foreground: Bool[Tensor, "n h w"]) -> Float[Tensor, "n r c"]:
+        """The anomaly score of every patch: the mean over the kinds of features, as far as the patch shows the object.
+
+        A patch counts in full from `tiling.object` of object on, in this image or at this place in the good ones.
+        """
+        scores = torch.stack([bank.score(seen[kind]) for kind, bank in self.banks.items()]).mean(0)
+        if not self.grid.object:
+            return scores
+        shown = torch.maximum(object_part(self.grid, foreground), self.present)
+        return scores.clamp(min=0) * (shown / self.grid.object).clamp(max=1)
+
+    def scores(self, cells: Float[Tensor, "n r c"]) -> Float[Tensor, " n"]:
+        """The image's score: its worst patch, or the mean of its `tiling.worst` worst ones."""
+        flat = cells.flatten(1)
+        return flat.topk(min(self.grid.worst, flat.shape[1]), dim=1).values.mean(1)
+
+    def locate(self, seen: Seen, ready: Conditioned) -> Located:
+        """Scores and maps; a map lies over its image as it came, however it was aligned."""
+        cells = self.cells(seen, ready.foreground)
+        return Located(self.scores(cells), ready.back(self.grid.maps(cells, *ready.images.shape[-2:])))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that is to be saved."""
+        named = {f"{kind}.{name}": value for kind, bank in self.banks.items() for name, value in bank.tensors().items()}
+        return named | {"present": self.present}
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor], grid: Grid, memory: Memory, kinds: tuple[str, ...]) -> Localiser:
+        """The localiser whose `tensors` these are."""
+        banks = {
+            kind: Bank.from_tensors(
+                {
+                    name.removeprefix(f"{kind}."): value
+                    for name, value in tensors.items()
+                    if name.startswith(f"{kind}.")
+                },
+                metric_of(memory, kind),
+            )
+            for kind in kinds
+        }
+        return cls(grid, banks, tensors["present"])
+
+
+def kinds_of(features: str) -> tuple[str, ...]:
+    """The features a setting asks for."""
+    if features not in FEATURES:
+        raise FirmError(f"features is {features!r}; use one of {', '.join(FEATURES)}")
+    return ("encoder", "pixels") if features == "both" else (features,)
+
+
+def metric_of(memory: Memory, kind: str) -> Memory:
+    """Features are compared by their direction; pixels are not features, and a dark patch differs from a bright one."""
+    return memory if kind == "encoder" else memory.with_metric("l2")
+
+
+def fit_localiser(
+    look: Looker, ready: Conditioned, memory: Memory, *, seed: int, on_images: OnImages | None = None
+) -> Localiser:
+    """Remember the patches of good images."""
+    seen = look_at(look, ready.images, on_images)
+    banks = {
+        kind: fit_bank(features, metric_of(memory, kind), rng=stream(seed, "bank", kind))
+        for kind, features in seen.items()
+    }
+    present = object_part(look.grid, ready.foreground).mean(0) if memory.reach >= 0 else None
+    shape = next(iter(seen.values())).shape[1:3]
+    return Localiser(look.grid, banks, torch.zeros(*shape) if present is None else present)
+
+
+def look_at(look: Looker, images: UInt8[Tensor, "n k h w"], on_images: OnImages | None = None) -> Seen:
+    """Features of many images, some at a time."""
+    parts: dict[str, list[Tensor]] = {kind: [] for kind in look.kinds}
+    for chunk in images.split(CHUNK):
+        for kind, features in look(chunk).items():
+            parts[kind].append(features)
+        if on_images is not None:
+            on_images(len(chunk))
+    return {kind: torch.cat(some) for kind, some in parts.items()}
+
+
+def object_part(grid: Grid, foreground: Bool[Tensor, "n h w"]) -> Float[Tensor, "n r c"]:
+    """How much of every patch is object."""
+    rows, columns = grid.shape(*foreground.shape[1:])
+    parts = [
+        torch.cat([tiles.mean(dim=(1, 2, 3)) for tiles in _tiles(grid, mask[None, None].float())])
+        for mask in foreground
+    ]
+    return torch.stack(parts).unflatten(1, (rows, columns))
+
+
+def is_grey(images: UInt8[Tensor, "n k h w"]) -> bool:
+    """Whether no image shows any colour."""
+    return bool((images == images[:, :1]).all())

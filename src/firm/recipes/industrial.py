@@ -1,0 +1,153 @@
+"""The industrial tables as values: objectives, outlier sources and floors on patches, and the curve over CPU time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field
+
+from firm.data.industrial import PUBLISHED
+from firm.recipes.presets import INSPECT, PATCHES, WHOLE
+from firm.recipes.recipe import Recipe, change, digest, to_json
+from firm.types import FirmError
+
+SCREW, TILE = "mvtec:screw", "magnetic_tile"
+PARTS = ("drawn:plate", "drawn:weave", "drawn:label")
+SCALES = ("smoke", "short", "paper")
+STEPS = {"smoke": 20, "short": 600}  # of a reduced training, about two CPU minutes
+MVTEC = tuple(f"mvtec:{name}" for name in PUBLISHED["mvtec"].categories)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchExperiment:
+    """One training on one product with one seed, and how it is looked at; all of it is in its name."""
+
+    data: str
+    row: str
+    recipe: Recipe
+    seed: int
+    steps: int = 0  # of the training; 0: as many epochs as the recipe says
+    probes: int = 1  # evenly spaced over the training, the last one at its end
+    side: int = 256
+    looks: dict[str, dict[str, object]] = field(default_factory=lambda: {"": {}})  # ways of scoring, on one training
+
+    @property
+    def name(self) -> str:
+        looked = {name: to_json(getattr(self.recipe, name)) for name in ("tiling", "memory", "features", "automatic")}
+        text = json.dumps([looked, self.looks], sort_keys=True)
+        further = {"data": self.data, "seed": self.seed, "steps": self.steps, "probes": self.probes, "side": self.side}
+        trained = digest(self.recipe, **further, looked=hashlib.sha256(text.encode()).hexdigest())
+        return f"{_readable(self.data)}-{_readable(self.row)}-{self.seed}-{trained}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchTable:
+    """Rows of settings on some products."""
+
+    title: str
+    base: Recipe
+    rows: dict[str, dict[str, object]]
+    data: tuple[str, ...]
+    special: dict[str, dict[str, dict[str, object]]] = field(default_factory=dict)  # row -> product -> settings
+    looks: dict[str, dict[str, dict[str, object]]] = field(default_factory=dict)  # row -> way of scoring -> settings
+
+
+# every row in one light, pose and reach: those the good images choose
+REDUCED = change(INSPECT, {"features": "encoder"})
+OBJECTIVES = PatchTable(
+    title="Objectives, outlier sources and floors on patches",
+    base=REDUCED,
+    rows={
+        "pixels": {"features": "pixels", "training.epochs": 0},
+        "untrained": {"training.epochs": 0},
+        "firm": {},
+        "ntxent": {"positives": "ntxent"},
+        "supcon": {"positives": "supcon"},
+        "firm, nsa": {"outliers": "nsa"},
+        "firm, cutpaste": {"outliers": "cutpaste-union", "outliers.per_inlier": 1},
+    },
+    data=(SCREW, TILE, *PARTS),
+    special={"firm, nsa": {SCREW: {"outliers": "nsa-screw"}}},
+    looks={"firm": {"": {}, "+ pixels": {"features": "both"}}},
+)
+LOOKS = PatchTable(
+    title="Ways of looking at one trained encoder",
+    base=REDUCED,
+    rows={"firm": {}},
+    data=(SCREW, TILE, "drawn:plate"),
+    looks={
+        "firm": {
+            "stride 16": {},
+            "stride 16, resized as the paper": {"tiling.register": "resize"},
+            "stride 16, dense": {"tiling.dense": True},
+            "stride 8": {"tiling.stride": 8, "memory.reach": 2},
+            "stride 8, dense": {"tiling.stride": 8, "memory.reach": 2, "tiling.dense": True},
+            "stride 16, everywhere": {"memory.reach": -1},
+            "stride 16, everywhere, coreset 10 %": {"memory.reach": -1, "memory.keep": 0.1, "memory.choose": "coreset"},
+            "stride 16, everywhere, random 10 %": {"memory.reach": -1, "memory.keep": 0.1},
+            "stride 16, not standardised": {"memory.standardise": False},
+            "stride 16, background counts": {"tiling.object": 0.0},
+            "stride 16, five worst": {"tiling.worst": 5},
+        }
+    },
+)
+CURVE = PatchTable(
+    title="Accuracy over CPU time",
+    base=REDUCED,
+    rows={"fast": {}, "paper-like": {}},
+    data=(SCREW,),
+    looks={"fast": {"": {}, "stride 8 + pixels": {"tiling.stride": 8, "memory.reach": 2, "features": "both"}}},
+)
+MAIN = PatchTable(title="AUROC results on MVTec-AD", base=PATCHES, rows={"firm": {}}, data=MVTEC)
+ABLATION = PatchTable(
+    title="Ablation study on MVTec-AD",
+    base=WHOLE,
+    rows={name: {"positives": name} for name in ("ntxent", "supcon", "firm")},
+    data=MVTEC,
+    special={
+        row: {data: {"outliers": f"nsa-{data.partition(':')[2]}"} for data in MVTEC}
+        for row in ("ntxent", "supcon", "firm")
+    },
+)
+PATCH_TABLES = {"patches": OBJECTIVES, "looks": LOOKS, "patch-curve": CURVE, "mvtec": MAIN, "mvtec-ablation": ABLATION}
+
+
+def patch_plan(table: PatchTable, scale: str, seeds: list[int]) -> list[PatchExperiment]:
+    """The experiments of a table, seed by seed, so that an interrupted plan still compares like with like."""
+    return [
+        patch_experiment(table, data, row, scale, seed) for seed in seeds for data in table.data for row in table.rows
+    ]
+
+
+def patch_experiment(table: PatchTable, data: str, row: str, scale: str, seed: int) -> PatchExperiment:
+    """One cell at a scale; only `paper` is the paper's protocol, the others are reduced and called so."""
+    if scale not in SCALES:
+        raise FirmError(f"no scale {scale!r}; use one of {', '.join(SCALES)}")
+    changes = table.rows[row] | table.special.get(row, {}).get(data, {})
+    side = 128 if data.startswith("drawn:") else 256
+    looks = table.looks.get(row, {"": {}})
+    if table is CURVE:
+        return _curve(data, row, changes, scale, seed)
+    recipe = change(table.base, changes)
+    if scale == "paper":
+        return PatchExperiment(data=data, row=row, recipe=recipe, seed=seed, probes=10, looks=looks)
+    if table.base in (PATCHES, WHOLE):  # the paper's network would take days
+        recipe = change(recipe, {"encoder": INSPECT.encoder, "training.lr": 0.1, "training.reuse": 16})
+    steps = STEPS[scale] if recipe.training.epochs else 0
+    return PatchExperiment(data=data, row=row, recipe=recipe, seed=seed, steps=steps, side=side, looks=looks)
+
+
+def _curve(data: str, row: str, changes: dict[str, object], scale: str, seed: int) -> PatchExperiment:
+    """Two hours of one core: the fast recipe to its end, the paper's network as far as it gets."""
+    recipe, steps, probes = change(REDUCED, changes), 40_000, 16
+    if row == "paper-like":
+        wide = {"encoder": PATCHES.encoder, "training": PATCHES.training, "training.reuse": 16, "views": PATCHES.views}
+        recipe, steps, probes = change(recipe, wide), 2_400, 12
+    steps = steps if scale == "short" else STEPS["smoke"] // 2
+    looks = CURVE.looks.get(row, {"": {}})
+    return PatchExperiment(data=data, row=row, recipe=recipe, seed=seed, steps=steps, probes=probes, looks=looks)
+
+
+def _readable(name: str) -> str:
+    return re.sub(r"[^\w.]+", "-", name).strip("-.")

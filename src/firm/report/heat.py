@@ -1,0 +1,110 @@
+"""A heat map over the picture it belongs to, in one scale of colours for all pictures of a detector.
+
+The scale runs from 0 to twice the threshold, so the middle is where a score becomes a call; what lies beyond has the
+last colour. Little heat leaves the picture as it is, and a line goes round all that is above the threshold.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Float, UInt8
+
+from firm.storage import write_atomically
+from firm.types import FirmError
+
+Pixels = npt.NDArray[np.uint8]  # h, w, 3: RGB
+Plane = npt.NDArray[np.float32]
+
+LARGEST = 1024  # pixels of an overlay's longer side
+OPACITY = 0.6  # of the colours from the threshold on; below it they fade
+COLD, COOL, WARM, HOT = (30, 60, 200), (0, 190, 220), (255, 225, 0), (200, 0, 0)  # at 0, below and at the middle, at 1
+LINE = (255, 255, 255)
+BAR, MARGIN, LABELS = 14, 8, 66  # widths beside the picture: the bar, the gaps, the numbers
+LEAST, LONGEST = 96, 256  # heights of the bar
+INK = (60, 60, 60)
+
+
+def overlay(picture: UInt8[Pixels, "h w 3"], heat: Float[Plane, "r c"], threshold: float) -> UInt8[Pixels, "h w 3"]:
+    """The picture with its heat spread over it, of whatever size the heat is."""
+    height, width = picture.shape[:2]
+    spread = cv2.resize(np.asarray(heat, np.float32), (width, height), interpolation=cv2.INTER_LINEAR)
+    level = levels(np.asarray(spread, np.float32), threshold)
+    shown = blend(picture, level)
+    above = (level > 0.5).astype(np.uint8)
+    if above.any():
+        lines, _ = cv2.findContours(above, cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
+        cv2.drawContours(shown, lines, -1, LINE, max(1, round(max(height, width) / 400)))
+    return shown
+
+
+def levels(heat: Float[Plane, "h w"], threshold: float) -> Float[Plane, "h w"]:
+    """Heat as a place on the scale: 0 at 0 and below, a half at the threshold, 1 at twice the threshold and beyond."""
+    if not 0 < threshold < np.inf:
+        raise FirmError(f"a threshold of {threshold:g} has no scale of colours; fit with more good images")
+    return np.clip(heat / np.float32(2 * threshold), 0, 1)
+
+
+def blend(picture: UInt8[Pixels, "h w 3"], level: Float[Plane, "h w"]) -> UInt8[Pixels, "h w 3"]:
+    """Colours over a picture: none at 0, full from the middle of the scale on."""
+    opacity = (OPACITY * np.clip(2 * level, 0, 1))[..., None]
+    return np.round((1 - opacity) * picture + opacity * colours(level)).astype(np.uint8)
+
+
+def colours(level: Float[Plane, "h w"]) -> Float[npt.NDArray[np.float64], "h w 3"]:
+    """Cool below the middle of the scale, warm from it on: the change of hue is the decision."""
+    places = (0, 0.45, 0.5, 1)
+    scale = np.array([COLD, COOL, WARM, HOT], float).T
+    return np.stack([np.interp(level, places, channel) for channel in scale], axis=-1)
+
+
+def write_overlay(path: Path, picture: UInt8[Pixels, "h w 3"], heat: Float[Plane, "r c"], threshold: float) -> None:
+    """A PNG of the overlay and its scale, in the picture's aspect and no larger than need be."""
+    shown = beside_scale(overlay(_shrunk(picture), heat, threshold), threshold)
+    _, encoded = cv2.imencode(".png", cv2.cvtColor(shown, cv2.COLOR_RGB2BGR))
+    write_atomically(path, encoded.tobytes())
+
+
+def beside_scale(picture: UInt8[Pixels, "h w 3"], threshold: float) -> Pixels:
+    """The picture on a white sheet with the scale at its right, in the colours they have over a grey part."""
+    height, width = picture.shape[:2]
+    tall = max(height, LEAST)
+    sheet = np.full((tall, width + 2 * MARGIN + BAR + LABELS, 3), 255, np.uint8)
+    sheet[:height, :width] = picture
+    left, length = width + MARGIN, min(tall, LONGEST)
+    level = np.linspace(1, 0, length, dtype=np.float32)[:, None].repeat(BAR, axis=1)
+    sheet[:length, left : left + BAR] = blend(np.full((length, BAR, 3), 128, np.uint8), level)
+    middle = length // 2
+    sheet[middle, left : left + BAR + 3] = INK
+    labels = {6: f"{2 * threshold:.3g}", middle: f"{threshold:.3g}", middle + 14: "threshold", length - 7: "0"}
+    for row, text in labels.items():
+        where = (left + BAR + 6, row + 4)
+        cv2.putText(sheet, text, where, cv2.FONT_HERSHEY_SIMPLEX, 0.38, INK, 1, cv2.LINE_AA)
+    return sheet
+
+
+def places(files: Sequence[Path], roots: Sequence[Path]) -> list[Path]:
+    """Where the overlay of each file goes, below one folder: sub-folders as they are, the name's suffix replaced.
+
+    Should two files differ only by their suffix, all keep it before the new one: no overlay replaces another.
+    """
+    home = os.path.commonpath([os.path.abspath(root if root.is_dir() else root.parent) for root in roots])
+    below = [Path(os.path.relpath(os.path.abspath(file), home)) for file in files]
+    short = [file.with_suffix(".png") for file in below]
+    if len(set(short)) == len(set(below)):
+        return short
+    return [file.with_name(f"{file.name}.png") for file in below]
+
+
+def _shrunk(picture: UInt8[Pixels, "h w 3"]) -> Pixels:
+    height, width = picture.shape[:2]
+    if max(height, width) <= LARGEST:
+        return picture
+    factor = LARGEST / max(height, width)
+    size = (max(1, round(width * factor)), max(1, round(height * factor)))
+    return np.asarray(cv2.resize(picture, size, interpolation=cv2.INTER_AREA), np.uint8)

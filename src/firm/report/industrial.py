@@ -1,0 +1,190 @@
+"""Stored industrial runs -> a Markdown page and a picture of accuracy over CPU time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")  # a file is written, no window opened
+import matplotlib.pyplot as plt
+
+from firm.bench import result_path
+from firm.metrics import mean_std
+from firm.recipes.industrial import PatchTable, patch_experiment
+from firm.report.tables import SCALE_NOTE, SCALE_TITLE
+
+Result = dict[str, Any]
+Found = dict[str, list[Result]]  # row -> its runs, one per seed
+HEAD = ("row", "seeds", "image AUROC", "pixel AUROC", "AUPRO", "training, CPU min", "remember, CPU s", "images/s")
+
+
+def patch_report(
+    tables: Mapping[str, PatchTable],
+    scale: str,
+    seeds: list[int],
+    folder: Path,
+    pictures: Mapping[str, str] | None = None,
+) -> str:
+    """A page with every table: what was run, what came out, and the paper's numbers where it has them."""
+    command = f"firm bench {' '.join(tables)} --scale {scale} --seeds {len(seeds)} --threads 1 --out PAGE"
+    parts = ["# Industrial benchmarks", SCALE_NOTE[scale], f"Written by `{command}`.", _legend()]
+    for name, table in tables.items():
+        picture = [f"![accuracy over CPU time]({pictures[name]})"] if pictures and name in pictures else []
+        blocks = [_block(name, data, patch_runs(table, data, scale, seeds, folder)) for data in table.data]
+        parts += [f"## {table.title}", *picture, *blocks]
+    return "\n\n".join(parts) + "\n"
+
+
+def patch_runs(table: PatchTable, data: str, scale: str, seeds: list[int], folder: Path) -> Found:
+    """The stored runs of one product, row by row."""
+    found: Found = {}
+    for row in table.rows:
+        paths = [result_path(folder, patch_experiment(table, data, row, scale, seed)) for seed in seeds]
+        found[row] = [json.loads(path.read_text()) for path in paths if path.exists()]
+    return found
+
+
+def _legend() -> str:
+    return (
+        "AUROC and AUPRO in %: mean ± sample deviation over seeds, in brackets the mean 95 % bootstrap interval over "
+        "the test images; with few defective images such intervals run a little narrow. `pixels` compares plain pixels "
+        "and learns nothing, `untrained` is the encoder as initialised; `+ pixels` adds the standardised scores of "
+        "plain pixels to the encoder's. Light, pose and reach were chosen on good images with synthetic defects, once "
+        "for all rows. CPU time is of one thread."
+    )
+
+
+def _block(table: str, data: str, found: Found) -> str:
+    runs = [run for some in found.values() for run in some]
+    lines = [f"### {data}", ""]
+    if not runs:
+        return "\n".join([*lines, "Not run yet."])
+    lines += [_setting(runs[0]), "", "| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
+    for row, some in found.items():
+        for look in some[0]["final"] if some else ():
+            lines.append("| " + " | ".join(_line(f"{row} {look}".strip(), look, some)) + " |")
+    return "\n".join([*lines, *_kinds(found), *_paired(found), *_trivial(runs[0]), *_paper(table, data)])
+
+
+def _setting(run: Result) -> str:
+    condition, tiling, origin = run["recipe"]["conditioning"], run["recipe"]["tiling"], run["origin"]
+    where = ""
+    if tiling["kind"] == "grid":
+        reach = run["recipe"]["memory"]["reach"]
+        near = "all good patches" if reach < 0 else f"good patches within {reach} cells"
+        where = f"patches of {tiling['size']} px at stride {tiling['stride']}, compared with {near}; "
+    pose = "aligned" if condition["align"] else "as they lie"
+    return (
+        f"{run['good_images']} good and {run['test_images']} test images; light `{condition['light']}`, {pose}; {where}"
+        f"torch {origin['torch']}, {origin['machine']}, {origin['device']}, {origin['threads']} thread(s)."
+    )
+
+
+def _line(name: str, look: str, runs: list[Result]) -> list[str]:
+    finals = [run["final"][look] for run in runs]
+    stuck = any(run["diagnostics"] and run["diagnostics"]["collapsed"] for run in runs)
+    minutes = [run["training_seconds"] / 60 for run in runs]
+    return [
+        name + (" (collapsed)" if stuck else ""),
+        str(len(runs)),
+        _interval([final["overall"]["auroc"] for final in finals]),
+        *[_pixelwise(finals, measure) for measure in ("pixel_auroc", "aupro")],
+        f"{mean_std(minutes)[0]:.1f}",
+        f"{mean_std([final['remember_seconds'] for final in finals])[0]:.0f}",
+        f"{mean_std([final['images_per_second'] for final in finals])[0]:.1f}",
+    ]
+
+
+def _pixelwise(finals: list[Result], measure: str) -> str:
+    found = [final["overall"]["localisation"] for final in finals]
+    return _interval([one[measure] for one in found]) if all(found) else "-"
+
+
+def _kinds(found: Found) -> list[str]:
+    """Image and pixel AUROC for every kind of defect, where there are several."""
+    kinds = sorted(
+        {kind for runs in found.values() for run in runs for one in run["final"].values() for kind in one["kinds"]}
+    )
+    if len(kinds) < 2:
+        return []
+    lines = ["", "Image / pixel AUROC by kind of defect:", ""]
+    lines += ["| row | " + " | ".join(kinds) + " |", "|---|" + "---|" * len(kinds)]
+    for row, runs in found.items():
+        for look in runs[0]["final"] if runs else ():
+            cells = [_kind_cell([run["final"][look]["kinds"][kind] for run in runs]) for kind in kinds]
+            lines.append(f"| {f'{row} {look}'.strip()} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _kind_cell(found: list[Result]) -> str:
+    image = 100 * mean_std([one["auroc"]["value"] for one in found])[0]
+    if not all(one["localisation"] for one in found):
+        return f"{image:.1f}"
+    pixel = 100 * mean_std([one["localisation"]["pixel_auroc"]["value"] for one in found])[0]
+    return f"{image:.1f} / {pixel:.1f}"
+
+
+def _paired(found: Found) -> list[str]:
+    """Differences to FIRM seed by seed: the seeds share weights and batches, so chance cancels."""
+    reference = {run["seed"]: _image(run) for run in found.get("firm", [])}
+    parts = []
+    for row, runs in found.items():
+        pairs = [reference[run["seed"]] - _image(run) for run in runs if row != "firm" and run["seed"] in reference]
+        if pairs:
+            listed = ", ".join(f"{100 * value:+.1f}" for value in pairs)
+            parts.append(f"{row} {100 * mean_std(pairs)[0]:+.1f} ({listed})")
+    return ["", f"FIRM less, image AUROC seed by seed: {'; '.join(parts)}."] if parts else []
+
+
+def _image(run: Result) -> float:
+    final = next(iter(run["final"].values()))  # the first look is the plain one
+    return float(final["overall"]["auroc"]["value"])
+
+
+def _trivial(run: Result) -> list[str]:
+    found = next(iter(run["final"].values()))["trivial"]
+    told = f"Brightness alone {100 * found['brightness']:.1f}, nearest whole image {100 * found['neighbour']:.1f}"
+    return ["", f"{told}: what knows nothing of defects reaches."]
+
+
+def _paper(table: str, data: str) -> list[str]:
+    content = json.loads(resources.files("firm.recipes").joinpath("published.json").read_text())
+    main, ablation = content["mvtec"].get(data), content["mvtec_ablation"].get(data)
+    if main is None or ablation is None:
+        return []
+    if table == "mvtec-ablation":
+        return ["", "The paper: " + ", ".join(f"{name} {value}" for name, value in ablation.items()) + "."]
+    listed = ", ".join(f"{name} {'-' if i is None else i} / {p}" for name, (i, p) in main.items())
+    return ["", f"The paper, image / pixel, its full scale: {listed}."]
+
+
+def _interval(values: list[Result]) -> str:
+    low, high = (100 * mean_std([one[side] for one in values])[0] for side in ("low", "high"))
+    mean, deviation = mean_std([one["value"] for one in values])
+    spread = f" ± {100 * deviation:.1f}" if len(values) > 1 else ""
+    return f"{100 * mean:.1f}{spread} [{low:.1f}, {high:.1f}]"
+
+
+def draw_patch_curves(table: PatchTable, scale: str, seeds: list[int], folder: Path, path: Path) -> None:
+    """Image AUROC over CPU minutes of training, one panel per product, one line per row."""
+    figure, axes = plt.subplots(1, len(table.data), figsize=(5.5 * len(table.data), 3.6), squeeze=False)
+    for place, data in zip(axes[0], table.data, strict=True):
+        for number, (row, runs) in enumerate(patch_runs(table, data, scale, seeds, folder).items()):
+            for run in runs:
+                minutes = [probe["seconds"] / 60 for probe in run["probes"]] + [run["training_seconds"] / 60]
+                values = [100 * probe["auroc"] for probe in run["probes"]] + [100 * _image(run)]
+                place.plot(minutes, values, marker="o", markersize=3, color=f"C{number}", label=row)
+        place.set_title(f"{data}, {SCALE_TITLE[scale]}", fontsize=9)
+        place.set_xlabel("CPU minutes of training, one thread", fontsize=8)
+        place.set_ylabel("image AUROC %", fontsize=8)
+        place.grid(alpha=0.3)
+        if place.get_legend_handles_labels()[0]:
+            place.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    plt.close(figure)

@@ -1,0 +1,264 @@
+"""What a detector is worth: every number is that of the metric itself, per kind, and trivial scores raise suspicion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+import contracts
+import drawings
+from firm.bench import FINAL, results, run_missing
+from firm.calibration import Threshold
+from firm.detector import Detector, thumbnails
+from firm.encoder import build
+from firm.evaluate import SUSPICIOUS, Trivial, evaluate, evaluate_detector, evaluation, look, trivial
+from firm.fitting import task_of
+from firm.localisation import aupro, localisation, pixel_auroc
+from firm.metrics import auroc, auroc_interval
+from firm.recipes.experiment import Experiment
+from firm.recipes.presets import FAST, INSPECT
+from firm.recipes.recipe import change
+from firm.streams import stream
+from firm.types import FirmError, Located, OneClass, Truth
+
+SIDE = 24
+
+
+@dataclass
+class Oracle(Detector):
+    """Says what it was told to say, in the order of the images; the first pixel of an image is its number."""
+
+    said: Located = field(default_factory=lambda: Located(torch.empty(0), torch.empty(0, SIDE, SIDE)))
+
+    def __post_init__(self):
+        pass
+
+    def score(self, images, on_chunk=None):
+        return self.locate(images, on_chunk).scores
+
+    def locate(self, images, on_chunk=None):
+        if on_chunk is not None:
+            on_chunk(len(images))
+        number = images[:, 0, 0, 0].long()
+        return Located(self.said.scores[number], self.said.maps[number])
+
+
+def oracle(said, *, threshold=0.5, patchwise=True, known=None):
+    return Oracle(
+        recipe=None,
+        preprocessing=None,
+        network=None,
+        references=[],
+        threshold=Threshold(threshold, 0.1, 10),
+        origin={},
+        localiser="some" if patchwise else None,
+        thumbnails=thumbnails(known if known is not None else contracts.images_of(5, 3, SIDE)),
+        said=said,
+    )
+
+
+@pytest.fixture
+def tested():
+    """Ten good images, six scratched, four dented; a dent has no mask, but for one."""
+    rng = contracts.generator(7)
+    kinds = ("good",) * 10 + ("scratch",) * 6 + ("dent",) * 4
+    images = contracts.images_of(20, 3, SIDE)
+    images[:, 0, 0, 0] = torch.arange(20)
+    anomalous = torch.arange(20) >= 10
+    masks = torch.zeros(20, SIDE, SIDE, dtype=torch.bool)
+    for number in range(10, 17):
+        masks[number, 4 : 6 + number % 5, 3:9] = True
+    known = masks.flatten(1).any(1) | ~anomalous
+    maps = torch.rand(20, SIDE, SIDE, generator=rng) + masks * torch.rand(20, 1, 1, generator=rng)
+    scores = torch.rand(20, generator=rng) + 0.4 * anomalous
+    return images, anomalous, Truth(kinds, masks, known), Located(scores, maps)
+
+
+def test_all_numbers_are_those_of_the_metrics(tested):
+    images, anomalous, truth, said = tested
+    found = evaluate_detector(oracle(said), images, anomalous, truth)
+    assert found.images == 20
+    assert found.overall.images == 10
+    assert found.overall.auroc == auroc_interval(said.scores, anomalous)
+    known = truth.known
+    assert int(known.sum()) == 17  # the dents without a mask count as images and not as pixels
+    assert found.overall.localisation == localisation(said.maps[known], truth.masks[known])
+    assert found.overall.localisation.pixel_auroc.value == pixel_auroc(said.maps[known], truth.masks[known])
+    assert found.overall.localisation.aupro.value == aupro(said.maps[known], truth.masks[known])
+    assert found.overall.localisation.regions == 7
+    above = said.scores > 0.5
+    assert found.caught == pytest.approx(float(above[10:].sum()) / 10)
+    assert found.false_calls == pytest.approx(float(above[:10].sum()) / 10)
+    assert 0 < found.false_calls < found.caught <= 1
+
+
+def test_each_kind_is_told_from_all_good_images(tested):
+    images, anomalous, truth, said = tested
+    found = evaluate_detector(oracle(said), images, anomalous, truth).kinds
+    assert list(found) == ["dent", "scratch"]
+    for name, count, defective in (("scratch", 6, range(10, 16)), ("dent", 4, range(16, 20))):
+        chosen = torch.tensor([*range(10), *defective])
+        assert found[name].images == count
+        assert found[name].auroc == auroc_interval(said.scores[chosen], anomalous[chosen])
+        marked = chosen[truth.known[chosen]]
+        assert found[name].localisation == localisation(said.maps[marked], truth.masks[marked])
+    assert found["dent"].localisation.regions == 1
+
+
+def test_unknown_masks_leave_the_image_measures(tested):
+    images, anomalous, truth, said = tested
+    unknown = Truth(truth.kinds, torch.zeros_like(truth.masks), ~anomalous)
+    found = evaluate_detector(oracle(said), images, anomalous, unknown)
+    assert found.overall.localisation is None
+    assert all(kind.localisation is None for kind in found.kinds.values())
+    assert found.overall.auroc.value == auroc(said.scores, anomalous)
+    partly = Truth(truth.kinds, truth.masks, truth.known & (torch.arange(20) != 16))  # the only marked dent
+    found = evaluate_detector(oracle(said), images, anomalous, partly).kinds
+    assert found["dent"].localisation is None
+    assert found["scratch"].localisation is not None
+    other_side = Truth(truth.kinds, torch.ones(20, 5, 5, dtype=torch.bool), truth.known)
+    assert evaluate_detector(oracle(said), images, anomalous, other_side).overall.localisation is None
+
+
+def test_without_truth_there_are_no_kinds(tested):
+    images, anomalous, _, said = tested
+    found = evaluate_detector(oracle(said), images, anomalous, None)
+    assert found.kinds == {}
+    assert found.overall.localisation is None
+    assert found.overall.auroc == auroc_interval(said.scores, anomalous)
+
+
+def test_a_detector_of_whole_images_is_measured_by_its_scores_alone(tested):
+    images, anomalous, truth, said = tested
+    whole = oracle(said, patchwise=False)
+    assert look(whole, images).maps.shape == (20, 0, 0)
+    found = evaluate_detector(whole, images, anomalous, truth)
+    assert found.overall.localisation is None
+    assert found.kinds["scratch"].images == 6
+    assert found.overall.auroc == auroc_interval(said.scores, anomalous)
+
+
+def test_what_was_found_already_is_not_looked_for_again(tested):
+    images, anomalous, truth, said = tested
+    told = []
+    detector = oracle(said)
+    found = evaluate_detector(detector, images, anomalous, truth, told.append)
+    assert told == [20]
+    assert evaluation(detector, said, images, anomalous, truth) == found
+
+
+def test_a_test_set_needs_both_kinds(tested):
+    images, anomalous, _, said = tested
+    with pytest.raises(FirmError, match="both normal and anomalous"):
+        evaluate_detector(oracle(said), images[:10], anomalous[:10], None)
+
+
+# --- trivial scores ---
+
+
+def parts(n, *, light=0, seed=0):
+    rng = contracts.generator(seed)
+    return (100 + light + 30 * torch.rand(n, 3, 32, 32, generator=rng)).byte()
+
+
+def test_trivial_scores_are_brightness_and_the_nearest_whole_image():
+    good, images, anomalous = parts(6), torch.cat([parts(8, seed=1), parts(8, seed=2, light=3)]), torch.arange(16) >= 8
+    found = trivial(images, anomalous, thumbnails(good))
+    small = thumbnails(images).float()
+    assert found.brightness == auroc(small.mean((1, 2)), anomalous)
+    away = [min(float((one - other).norm()) for other in thumbnails(good).float()) for one in small]
+    assert found.neighbour == auroc(torch.tensor(away), anomalous)
+    assert thumbnails(good).shape == (6, 16, 16)
+
+
+@pytest.mark.parametrize("light", [-12, 12])
+def test_defects_that_are_brighter_or_darker_raise_suspicion(light):
+    images, anomalous = torch.cat([parts(20, seed=1), parts(20, seed=2, light=light)]), torch.arange(40) >= 20
+    found = trivial(images, anomalous, thumbnails(parts(10)))
+    assert found.suspicious
+    assert max(found.brightness, 1 - found.brightness) > 0.99
+
+
+def test_alike_images_raise_none():
+    images, anomalous = torch.cat([parts(40, seed=1), parts(40, seed=2)]), torch.arange(80) >= 40
+    found = trivial(images, anomalous, thumbnails(parts(10)))
+    assert not found.suspicious
+    assert trivial(images, anomalous, thumbnails(parts(10))[:0]).neighbour == 0.5  # nothing to compare with
+
+
+def test_good_images_that_were_learnt_from_raise_suspicion():
+    """A leak: the good half of the test set is the training set."""
+    good = parts(10)
+    images, anomalous = torch.cat([good, parts(10, seed=2)]), torch.arange(20) >= 10
+    assert trivial(images, anomalous, thumbnails(good)).neighbour == 1.0
+
+
+def test_suspicion_begins_at_three_quarters_on_either_side():
+    for found, expected in (
+        (Trivial(0.5, 0.5), False),
+        (Trivial(SUSPICIOUS, 0.5), True),
+        (Trivial(1 - SUSPICIOUS, 0.5), True),
+        (Trivial(0.5, SUSPICIOUS), True),
+        (Trivial(0.5, 1 - SUSPICIOUS), True),
+        (Trivial(0.74, 0.26), False),
+    ):
+        assert found.suspicious == expected
+
+
+# --- with real detectors ---
+
+
+def test_an_untrained_detector_of_patches_is_evaluated():
+    good, bad = drawings.screws(6, side=64, seed=1), drawings.screws(6, side=64, seed=2, defect=True)
+    images, masks, anomalous = (
+        torch.cat([good.images, bad.images]),
+        torch.cat([good.masks, bad.masks]),
+        torch.arange(12) >= 6,
+    )
+    tiny = {"encoder.width": 8, "encoder.head.hidden": (8,), "training.epochs": 0, "training.batch": 8, "size": 64}
+    recipe = change(INSPECT, tiny | {"automatic": (), "tiling.stride": 16, "conditioning.light": "median"})
+    detector = Detector.fit(drawings.screws(10, side=64).images, recipe=recipe)
+    truth = Truth(("good",) * 6 + ("spot",) * 6, masks, torch.ones(12, dtype=torch.bool))
+    found = evaluate_detector(detector, images, anomalous, truth)
+    there = detector.locate(images)
+    assert found.overall.auroc == found.kinds["spot"].auroc == auroc_interval(there.scores, anomalous)
+    assert found.overall.localisation == found.kinds["spot"].localisation == localisation(there.maps, masks)
+    assert found.overall.localisation.pixel_auroc.value > 0.8
+
+
+def test_an_untrained_detector_of_whole_images_is_evaluated_too():
+    recipe = change(FAST, {"encoder.width": 8, "encoder.head.hidden": (8,), "training.epochs": 0, "size": 16})
+    detector = Detector.fit(parts(20), recipe=recipe)
+    images, anomalous = torch.cat([parts(8, seed=1), parts(8, seed=2, light=60)]), torch.arange(16) >= 8
+    found = evaluate_detector(detector, images, anomalous, None)
+    assert found.overall.auroc.value == auroc(detector.score(images), anomalous)
+    assert found.trivial.suspicious
+
+
+def test_a_benchmark_of_an_untrained_network_is_a_result(monkeypatch, tmp_path):
+    data = OneClass(
+        "some", parts(20), torch.cat([parts(6, seed=1), parts(6, seed=2, light=40)]), torch.arange(12) >= 6, 16
+    )
+    monkeypatch.setattr("firm.bench.load", lambda name: data)
+    recipe = change(FAST, {"encoder.width": 8, "encoder.head.hidden": (8,), "training.epochs": 0, "size": 16})
+    experiment = Experiment(data="some", recipe=recipe, seed=0, probes=3)
+    lines = list(run_missing([experiment], tmp_path / "results", tmp_path / "work"))
+    (result,) = results(tmp_path / "results", [experiment])
+    assert lines[0].startswith(f"1/1 {experiment.name}: s_con k=1 {100 * result['final']['s_con k=1']['value']:.1f}")
+    assert result["steps"] == 0
+    assert [probe["step"] for probe in result["probes"]] == [0]
+    assert result["diagnostics"] is None
+    encoder = build(recipe.encoder, rng=stream(0, "weights")).encoder
+    expected = evaluate(
+        encoder,
+        task_of(recipe, data, seed=0).preprocessing,
+        references=data.train,
+        test=data.test,
+        anomalous=data.anomalous,
+        scorings=FINAL,
+    )
+    assert result["final"].keys() == expected.keys()
+    for name, found in expected.items():
+        assert result["final"][name]["value"] == pytest.approx(found.value, abs=1e-4)
