@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from jaxtyping import Bool, UInt8
 from matplotlib.axes import Axes
 from torch import Tensor
 
+from firm.storage import write_atomically
 from firm.types import FirmError, Outliers
 
 OUTLINE = "#ff2d55"
@@ -41,8 +43,10 @@ def draw_contact(originals: UInt8[Tensor, "n c h w"], outliers: dict[str, Outlie
             _example(places[len(SHOWN) * number :], originals[i], made, i)
     for place, name in zip(axes[0], SHOWN * EACH, strict=False):
         place.set_title(name, fontsize=8)
-    figure.savefig(path, dpi=110)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=110)
     plt.close(figure)
+    write_atomically(path, picture.getvalue())
 
 
 def _rows(name: str, made: Outliers) -> list[tuple[str, Outliers, list[int]]]:
