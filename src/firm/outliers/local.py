@@ -1,0 +1,19 @@
+"""The local sources: each alters a part of the image and says which; what alters all of it stands beside them."""
+
+from __future__ import annotations
+
+from firm.outliers.cutpaste import CutPaste
+from firm.outliers.donor import Donor
+from firm.outliers.nsa import Nsa
+from firm.outliers.nsa_classes import NSA_CLASSES, UNIFORM
+from firm.types import OutlierSource
+
+LOCAL: dict[str, OutlierSource] = {
+    "cutpaste": CutPaste(variant="plain"),
+    "cutpaste-scar": CutPaste(variant="scar"),
+    "cutpaste-union": CutPaste(variant="union"),
+    "donor": Donor(),
+    "nsa": Nsa(),
+    "nsa-uniform": UNIFORM,
+    **{f"nsa-{product}": source for product, source in NSA_CLASSES.items()},
+}
