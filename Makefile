@@ -26,7 +26,7 @@ bench: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(RUN) || $(PYTHON) -m venv $(ENV)
-	$(ENV)/bin/pip install -q -c constraints.txt -e ".[dev]"
+	$(ENV)/bin/pip install -q -c constraints.txt -e ".[dev,pretrained]"
 	touch $(STAMP)
 
 clean:

@@ -21,6 +21,8 @@ import torch
 
 import firm
 from firm.data import load
+from firm.detector import network_of
+from firm.encoder import Network
 from firm.evaluate import balanced_subset, evaluate
 from firm.fitting import task_of
 from firm.recipes.experiment import Experiment
@@ -151,8 +153,10 @@ def source_digest() -> str:
 
 
 def _measure(run: Run, data: OneClass, subset: torch.Tensor, scorings: dict[str, Scoring]) -> dict[str, Any]:
+    trained = network_of(run)
+    assert isinstance(trained, Network)  # whole images are not described by a backbone
     measured = evaluate(
-        run.state.network.encoder,
+        trained.encoder,
         run.task.preprocessing,
         references=data.train,
         test=data.test[subset],

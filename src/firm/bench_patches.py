@@ -13,8 +13,8 @@ from firm.bench import origin
 from firm.choosing import choose
 from firm.data import load
 from firm.detector import Detector
+from firm.embedding import teaching
 from firm.evaluate import Evaluation, evaluation, look
-from firm.fitting import task_of
 from firm.localisation import pixel_auroc
 from firm.metrics import auroc
 from firm.recipes.industrial import PatchExperiment
@@ -35,7 +35,8 @@ def conduct_patches(
     """
     data = load(experiment.data, side=experiment.side)
     recipe = _lasting(experiment, _settled(experiment, data, tell), data)
-    run = Run(recipe, task_of(recipe, data, seed=experiment.seed), device=device, folder=work)
+    task = teaching(recipe, data, seed=experiment.seed, device=device, folder=work)
+    run = Run(recipe, task, device=device, folder=work)
     steps = run.task.steps
     at = {steps * part // experiment.probes for part in range(1, experiment.probes)}
     for progress in run:
@@ -69,7 +70,7 @@ _choices: dict[tuple[str, int, Recipe], Recipe] = {}
 def _settled(experiment: PatchExperiment, data: OneClass, tell: Tell | None) -> Recipe:
     """The recipe with its open settings chosen; rows that leave the same open share one trial."""
     given = experiment.recipe
-    left_open = ("conditioning", "tiling", "memory", "views", "size", "automatic")
+    left_open = ("conditioning", "tiling", "memory", "views", "size", "pretrained", "automatic")
     asked = replace(Recipe(), **{name: getattr(given, name) for name in left_open})
     key = (experiment.data, experiment.side, asked)
     if key not in _choices:

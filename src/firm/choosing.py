@@ -32,6 +32,7 @@ KNOWN, INSPECTED = 60, 30  # good images of the trial: remembered, and looked at
 EXPOSURE = 0.15  # by which the light of the inspected images varies
 LONG = 1.8  # ratio of an object's axes from which it has a direction to align by
 CALM = 0.1  # most that brightness and contrast of patches vary after `local` light
+COARSE = 0.02  # part of all cells of pretrained features that is kept where each is compared with all: a coreset
 WORTH = 0.01  # AUROC by which a further setting must win over a simpler one
 
 
@@ -68,10 +69,14 @@ def choose(recipe: Recipe, data: OneClass, *, seed: int, on_choice: Callable[[st
         fewer = f"batches of {settled.training.batch} instead of {recipe.training.batch}"
         tell(f"only {len(data.train)} good images: {fewer}")
     candidates = list(_candidates(recipe, rule, images))
+    conditioning, reach = candidates[0]
     if len(candidates) > 1:
         best = _best(_tried(candidates, settled, images, seed, tell))
         tell(f"chosen: {best.sentence()}")
-        settled = replace(settled, conditioning=best.conditioning, memory=replace(settled.memory, reach=best.reach))
+        conditioning, reach = best.conditioning, best.reach
+    settled = replace(settled, conditioning=conditioning, memory=replace(settled.memory, reach=reach))
+    if "reach" in recipe.automatic and recipe.pretrained.name and settled.memory.reach < 0:
+        settled = replace(settled, memory=replace(settled.memory, keep=COARSE, choose="coreset"))
     if "light" in recipe.automatic and isinstance(settled.views, PatchPairs) and settled.conditioning.light == "local":
         # local contrast leaves little of a change of light, so patches need not vary as much
         settled = replace(settled, views=replace(settled.views, light=min(CALM, settled.views.light)))
@@ -80,6 +85,8 @@ def choose(recipe: Recipe, data: OneClass, *, seed: int, on_choice: Callable[[st
 
 def within(recipe: Recipe, images: int) -> Recipe:
     """The recipe with batches that so many good images and their outliers can fill."""
+    if recipe.pretrained.name:
+        return recipe  # an image has as many cells as are wanted
     items = images * (1 + recipe.outliers.per_inlier)
     batch = min(recipe.training.batch, max(2, 2 * (items // 2)))
     return replace(recipe, training=replace(recipe.training, batch=batch))
@@ -94,13 +101,17 @@ def describe(rule: Rule) -> str:
 
 def _candidates(recipe: Recipe, rule: Rule, images: Tensor) -> list[tuple[Conditioning, int]]:
     """From the cheapest and simplest on; what the recipe does not leave open has one value."""
-    lights = LIGHTS if "light" in recipe.automatic else (recipe.conditioning.light,)
+    lights: tuple[str, ...] = LIGHTS if "light" in recipe.automatic else (recipe.conditioning.light,)
+    if "light" in recipe.automatic and recipe.pretrained.name:
+        lights = ("none", "median")  # local contrast looks like no photograph the backbone has seen
     aligns, reaches = [recipe.conditioning.align], [recipe.memory.reach]
     if "align" in recipe.automatic:
         some = images[:: max(1, len(images) // 32)]
         long = rule.method != "ones" and elongation(foreground(some, rule)) >= LONG
         aligns = [False, True] if long else [False]
-    if "reach" in recipe.automatic:
+    if "reach" in recipe.automatic and recipe.pretrained.name and rule.method == "ones":
+        reaches = [-1]  # a texture has no places, and good ones vary from place to place more than defects do
+    elif "reach" in recipe.automatic:
         reaches = [max(1, recipe.memory.reach), -1]  # near first: it costs a fraction
     return [
         (Conditioning(light=light, align=align, foreground=rule), reach)
@@ -151,6 +162,8 @@ def _told_apart(trial: Trial, conditioning: Conditioning, reach: int, recipe: Re
     """How well the worst patch of plain pixels tells defective from good; coarse, for speed."""
     given = recipe.tiling if isinstance(recipe.tiling, Grid) else Grid()
     grid = replace(given, stride=max(given.stride, given.size // 2))
+    if recipe.pretrained.name:  # its cells say more than their few pixels do
+        grid = replace(given, size=Grid().size, stride=Grid().stride)
     cells = -1 if reach < 0 else max(1, reach * given.stride // grid.stride)
     look = Looker(None, Preprocessing(trial.known.shape[-1]), grid, ("pixels",), is_grey(trial.known))
     memory = Memory(reach=cells, standardise=recipe.memory.standardise)

@@ -19,14 +19,18 @@ from torch import Tensor
 
 import firm
 from firm import storage
+from firm.adaptor import Adapted, Adaptor, CellLooker
+from firm.backbones import FACTS, architecture, rebuild
 from firm.bank import cost
 from firm.batching import steps_per_epoch
 from firm.calibration import Threshold, threshold_of
+from firm.cells import CellTask, cell_steps
 from firm.choosing import choose, within
 from firm.conditioning import Conditioned
 from firm.data.folder import SIZE
+from firm.embedding import OnImages, teaching
 from firm.encoder import Network, ResNet18, arranged
-from firm.fitting import conditioned, looker_of, task_of
+from firm.fitting import conditioned, looker_of
 from firm.foreground import foreground, rule_for
 from firm.images import Preprocessing, resize
 from firm.localiser import CHUNK, Localiser, Looker, check_dense, fit_localiser, is_grey, kinds_of, metric_of
@@ -55,7 +59,7 @@ class Detector:
 
     recipe: Recipe
     preprocessing: Preprocessing
-    network: Network
+    network: Network | Adapted
     references: list[Tensor]  # embeddings of the good images, one set per turn of the score
     threshold: Threshold
     origin: dict[str, Any]
@@ -80,6 +84,7 @@ class Detector:
         checkpoint_seconds: float = 30.0,
         on_progress: Callable[[Progress, Run], None] | None = None,
         on_choice: Callable[[str], None] | None = None,
+        on_images: OnImages | None = None,
     ) -> Detector:
         """Learn from good images; a part of them is held out of training and sets the threshold.
 
@@ -90,14 +95,9 @@ class Detector:
         check_before(recipe, data.train, len(learn), false_calls)
         part = replace(data, train=data.train[learn])
         recipe = choose(recipe, part, seed=seed, on_choice=on_choice)
-        run = Run(
-            recipe,
-            task_of(recipe, part, seed=seed),
-            device=device,
-            folder=folder,
-            checkpoint_seconds=checkpoint_seconds,
-        )
-        check_tiles(recipe, run.state.network.encoder, run.task.preprocessing.size)
+        task = teaching(recipe, part, seed=seed, device=device, folder=folder, on_images=on_images)
+        run = Run(recipe, task, device=device, folder=folder, checkpoint_seconds=checkpoint_seconds)
+        check_tiles(recipe, network_of(run), task.preprocessing.size)
         for progress in run:
             if on_progress is not None:
                 on_progress(progress, run)
@@ -122,16 +122,21 @@ class Detector:
     @classmethod
     def remember(cls, recipe: Recipe, run: Run, good: OneClass, origin: dict[str, Any], *, seed: int) -> Detector:
         """A trained network with the good images it is to compare with; its threshold is still to be set."""
-        network, preprocessing = run.state.network, run.task.preprocessing
+        network, preprocessing = network_of(run), run.task.preprocessing
         unset = Threshold(math.inf, 1.0, 0)
         if not isinstance(recipe.tiling, Grid):
+            assert isinstance(network, Network)  # the backbones describe patches
             ready, _ = conditioned(recipe, good)
             references = reference_features(network.encoder, preprocessing, ready.train, recipe.score.turns)
             return cls(recipe, preprocessing, network, references, unset, origin, None, thumbnails(good.train))
         small = resize(good.train, preprocessing.size)
         origin = origin | {"grey": is_grey(small)}
-        look = looker_of(recipe, network.encoder, preprocessing, grey=origin["grey"])
-        localiser = fit_localiser(look, recipe.conditioning(small), recipe.memory, seed=seed)
+        look = looker_of(recipe, network, preprocessing, grey=origin["grey"])
+        seen = None
+        if isinstance(look, CellLooker) and isinstance(run.task, CellTask):
+            origin |= {"backbone": architecture(look.network.backbone), "licence": look.network.backbone.facts.licence}
+            seen = look.kinds_from(run.task.good.features[: len(small)])  # further versions are only learnt from
+        localiser = fit_localiser(look, recipe.conditioning(small), recipe.memory, seed=seed, seen=seen)
         return cls(recipe, preprocessing, network, [], unset, origin, localiser, thumbnails(good.train))
 
     def score(
@@ -140,6 +145,7 @@ class Detector:
         """The anomaly score of each image; up to rounding it does not depend on the images beside it."""
         check_images(images)
         if self.localiser is None:
+            assert isinstance(self.network, Network)
             ready = self.recipe.conditioning(images).images
             scores = score_images(self.network.encoder, self.preprocessing, ready, self._fitted, on_chunk)[NAME]
         else:
@@ -171,7 +177,7 @@ class Detector:
         """The images as they are looked at, and the score of every patch."""
         assert self.localiser is not None
         ready = self.recipe.conditioning(resize(images, self.preprocessing.size))
-        look = looker_of(self.recipe, self.network.encoder, self.preprocessing, grey=self.origin["grey"])
+        look = looker_of(self.recipe, self.network, self.preprocessing, grey=self.origin["grey"])
         cells = self.localiser.cells(look(ready.images), ready.foreground)
         if on_chunk is not None:
             on_chunk(len(images))
@@ -205,9 +211,7 @@ class Detector:
         tensors, card = storage.load_tensors(Path(path), kind="detector", schema=SCHEMA)
         try:
             recipe = from_json(card["recipe"])
-            network = Network(recipe.encoder)
-            network.load_state_dict(_under("network.", tensors))
-            network = arranged(network.to(device))
+            network = _network(recipe, card["origin"], _under("network.", tensors)).to(device)
             parts, patches = _under("references.", tensors), _under("localiser.", tensors)
             return cls(
                 recipe,
@@ -256,30 +260,48 @@ def check_before(recipe: Recipe, good: Tensor, references: int, false_calls: flo
 def foretell(recipe: Recipe, data: OneClass, *, holdout: float = 0.1, seed: int = 0) -> list[str]:
     """What a fit will take and has to work with, in sentences to be read before it; too few images are said at once."""
     learn, _ = split(len(data.train), holdout, seed=seed)
-    if recipe.automatic:
-        recipe = within(recipe, len(learn))
-    steps = steps_per_epoch(len(learn), recipe.outliers.per_inlier, recipe.training.batch)
-    told = [f"training: {len(learn)} good images, {recipe.training.epochs} epochs of {steps} steps"]
+    told = [
+        f"training: {len(learn)} good images, {recipe.training.epochs} epochs of {_steps(recipe, len(learn))} steps"
+    ]
     if isinstance(recipe.tiling, Grid):
         small = resize(data.train[learn], min(recipe.size or data.size, data.train.shape[-1]))
         told += _banks(recipe, recipe.tiling, small)
-        if isinstance(recipe.views, PatchPairs):
+        if isinstance(recipe.views, PatchPairs) and not recipe.pretrained.name:
             told.append(_offered(recipe, recipe.views, data.name, small, seed=seed))
     return told
 
 
+def _steps(recipe: Recipe, images: int) -> int:
+    """Of an epoch on so many good images."""
+    if recipe.pretrained.name:
+        return cell_steps(images * recipe.pretrained.versions, recipe.training.batch)
+    settled = within(recipe, images) if recipe.automatic else recipe
+    return steps_per_epoch(images, recipe.outliers.per_inlier, settled.training.batch)
+
+
 def _banks(recipe: Recipe, grid: Grid, small: UInt8[Tensor, "n c h w"]) -> list[str]:
-    """The size of each bank of patches; a single patch tells how many numbers describe it."""
-    shape, side = grid.shape(*small.shape[-2:]), grid.size
+    """The size of each bank of patches."""
+    shape = grid.shape(*small.shape[-2:])
+    told = []
+    for kind, numbers in _numbers(recipe, grid, small).items():
+        memory = metric_of(recipe.memory, kind)
+        told.append(f"{kind} {cost(len(small), *shape, memory.keys(torch.zeros(1, numbers)).shape[1], memory)}")
+    return told
+
+
+def _numbers(recipe: Recipe, grid: Grid, small: UInt8[Tensor, "n c h w"]) -> dict[str, int]:
+    """How many numbers describe a patch: known of a backbone, and of an encoder told by a single patch."""
+    kinds, settings = kinds_of(recipe.features), recipe.pretrained
+    if settings.name:
+        facts = FACTS.get(settings.name)
+        known = {"encoder": settings.out}
+        if facts is not None:
+            known["backbone"] = sum(facts.channels[stage - 1] for stage in settings.stages_of(facts))
+        return {kind: known[kind] for kind in kinds if kind in known}
     with torch.device("meta"):
         encoder = ResNet18(recipe.encoder)
-    kinds = kinds_of(recipe.features)
-    look = Looker(encoder.to_empty(device="cpu"), Preprocessing(side), grid, kinds, is_grey(small))
-    told = []
-    for kind, patch in look(small[:1, :, :side, :side]).items():
-        memory = metric_of(recipe.memory, kind)
-        told.append(f"{kind} {cost(len(small), *shape, memory.keys(patch.flatten(0, 2)).shape[1], memory)}")
-    return told
+    look = Looker(encoder.to_empty(device="cpu"), Preprocessing(grid.size), grid, kinds, is_grey(small))
+    return {kind: patch.shape[-1] for kind, patch in look(small[:1, :, : grid.size, : grid.size]).items()}
 
 
 def _offered(recipe: Recipe, pairs: PatchPairs, name: str, small: UInt8[Tensor, "n c h w"], *, seed: int) -> str:
@@ -291,12 +313,12 @@ def _offered(recipe: Recipe, pairs: PatchPairs, name: str, small: UInt8[Tensor, 
     return f"patches: {100 * part:.0f} % of the good images offer one that is {enough}"
 
 
-def check_tiles(recipe: Recipe, encoder: ResNet18, side: int) -> None:
+def check_tiles(recipe: Recipe, network: Network | Adapted, side: int) -> None:
     """What patches ask of the side of the images is said before the training, too."""
     if isinstance(recipe.tiling, Grid):
         recipe.tiling.places(side, side)
-        if recipe.tiling.dense:
-            check_dense(encoder, recipe.tiling, side, side)
+        if recipe.tiling.dense and isinstance(network, Network):
+            check_dense(network.encoder, recipe.tiling, side, side)
 
 
 def split(images: int, holdout: float, *, seed: int) -> tuple[Tensor, Tensor]:
@@ -313,6 +335,29 @@ def split(images: int, holdout: float, *, seed: int) -> tuple[Tensor, Tensor]:
 def _chunks(images: UInt8[Tensor, "n c h w"]) -> Sequence[UInt8[Tensor, "m c h w"]]:
     """Some images at a time; none of none, where `split` gives an empty part."""
     return images.split(CHUNK) if len(images) else ()
+
+
+def network_of(run: Run) -> Network | Adapted:
+    """What a run has trained, together with what it was trained behind."""
+    trained = run.state.network
+    if isinstance(run.task, CellTask):
+        assert isinstance(trained, Adaptor)
+        return Adapted(run.task.backbone, trained)
+    assert isinstance(trained, Network)
+    return trained
+
+
+def _network(recipe: Recipe, origin: dict[str, Any], tensors: dict[str, Tensor]) -> Network | Adapted:
+    """The network a file holds; a pretrained backbone is in it whole, so nothing needs to be installed."""
+    if not recipe.pretrained.name:
+        network = Network(recipe.encoder)
+        network.load_state_dict(tensors)
+        return arranged(network)
+    backbone = rebuild(origin["backbone"], _under("backbone.", tensors))
+    parts = _under("adaptor.", tensors)
+    adaptor = Adaptor(len(parts["mean"]), recipe.pretrained, recipe.encoder.head)
+    adaptor.load_state_dict(parts)
+    return Adapted(backbone, adaptor)
 
 
 def _localiser(recipe: Recipe, tensors: dict[str, Tensor]) -> Localiser | None:

@@ -127,7 +127,7 @@ class Network(nn.Module):
     def __init__(self, settings: Encoder) -> None:
         super().__init__()
         self.encoder = ResNet18(settings)
-        self.head = _head(self.encoder.dim, settings.head)
+        self.head = projection(self.encoder.dim, settings.head)
 
     def forward(self, images: Float[Tensor, "n 3 h w"]) -> Float[Tensor, "n p"]:
         return self.head(self.encoder(images))
@@ -136,14 +136,19 @@ class Network(nn.Module):
 def build(settings: Encoder, *, rng: torch.Generator) -> Network:
     """A freshly initialised network; every weight comes from `rng`."""
     network = Network(settings)
+    draw_weights(network, settings.norm_momentum, rng=rng)
+    if settings.weights:
+        load_weights(network, Path(settings.weights))
+    return arranged(network)
+
+
+def draw_weights(network: nn.Module, norm_momentum: float, *, rng: torch.Generator) -> None:
+    """Draw every weight anew."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu", generator=rng)
         elif isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
-            module.momentum = settings.norm_momentum
-    if settings.weights:
-        load_weights(network, Path(settings.weights))
-    return arranged(network)
+            module.momentum = norm_momentum
 
 
 def arranged(network: Network) -> Network:
@@ -193,7 +198,8 @@ def _stage(inside: int, outside: int, stride: int) -> nn.Sequential:
     return nn.Sequential(Block(inside, outside, stride), Block(outside, outside, 1))
 
 
-def _head(inside: int, settings: Head) -> nn.Sequential:
+def projection(inside: int, settings: Head) -> nn.Sequential:
+    """The layers a head describes, for inputs of so many numbers."""
     layers: list[nn.Module] = []
     for outside in settings.hidden:
         layers += [nn.Linear(inside, outside, bias=False), nn.BatchNorm1d(outside), nn.ReLU(inplace=True)]

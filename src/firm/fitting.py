@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import torch
 
+from firm.adaptor import Adapted, CellLooker
 from firm.conditioning import Conditioned, Conditioning
-from firm.encoder import ResNet18
+from firm.encoder import Network
 from firm.images import Preprocessing, inlier_statistics, resize, resize_mask
-from firm.localiser import Looker, is_grey, kinds_of
+from firm.localiser import Looker, Looks, is_grey, kinds_of
 from firm.recipes.recipe import Recipe
 from firm.tiling import Grid
 from firm.training import Task
@@ -28,7 +29,11 @@ def preprocessing_of(recipe: Recipe, data: OneClass) -> Preprocessing:
         statistics = inlier_statistics(data.train)
     side = data.train.shape[-1]
     size = recipe.size or data.size
-    return Preprocessing(min(size, side) if recipe.tiling.patchwise else size, recipe.zoom, statistics, side=side)
+    if recipe.tiling.patchwise:
+        size = min(size, side)
+    if recipe.pretrained.name and isinstance(recipe.tiling, Grid):
+        size -= size % recipe.tiling.stride  # cells lie side by side
+    return Preprocessing(size, recipe.zoom, statistics, side=side)
 
 
 def conditioned(recipe: Recipe, data: OneClass) -> tuple[OneClass, Conditioned | None]:
@@ -65,8 +70,11 @@ def task_of(recipe: Recipe, data: OneClass, *, seed: int) -> Task:
     )
 
 
-def looker_of(recipe: Recipe, encoder: ResNet18, preprocessing: Preprocessing, *, grey: bool) -> Looker:
+def looker_of(recipe: Recipe, network: Network | Adapted, preprocessing: Preprocessing, *, grey: bool) -> Looks:
     """How this recipe sees the patches of an image."""
     if not isinstance(recipe.tiling, Grid):
         raise FirmError("this recipe looks at whole images; set tiling=grid to look at patches")
-    return Looker(encoder, preprocessing, recipe.tiling, kinds_of(recipe.features), grey)
+    kinds = kinds_of(recipe.features)
+    if isinstance(network, Adapted):
+        return CellLooker(network, recipe.pretrained, recipe.tiling, kinds)
+    return Looker(network.encoder, preprocessing, recipe.tiling, kinds, grey)

@@ -6,8 +6,9 @@ encoder's features stand plain pixels: a learnt feature that does not beat them 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, UInt8
@@ -22,13 +23,12 @@ from firm.streams import stream
 from firm.tiling import Grid
 from firm.types import FirmError, Located
 
-FEATURES = ("encoder", "pixels", "both")
+KINDS = ("encoder", "pixels", "backbone")  # learnt; as they are; of a pretrained network before it is adapted
 TILES = 512  # patches embedded at once
 PIXELS = 256  # numbers to a patch of plain pixels; larger patches are averaged down to it
 CHUNK = 16  # images looked at together
 FIELDS = {1: 4, 2: 2, 3: 2, 4: 1}  # stage -> fields along each side of a tile over which it is averaged
 
-OnImages = Callable[[int], None]
 Seen = dict[str, Float[Tensor, "n r c _"]]  # a kind of feature -> the features of every patch
 
 
@@ -198,22 +198,32 @@ class Localiser:
 
 
 def kinds_of(features: str) -> tuple[str, ...]:
-    """The features a setting asks for."""
-    if features not in FEATURES:
-        raise FirmError(f"features is {features!r}; use one of {', '.join(FEATURES)}")
-    return ("encoder", "pixels") if features == "both" else (features,)
+    """The features a setting asks for: one kind, or several joined by +; `both` is encoder+pixels."""
+    kinds = ("encoder", "pixels") if features == "both" else tuple(features.split("+"))
+    if not set(kinds) <= set(KINDS) or len(set(kinds)) < len(kinds):
+        raise FirmError(f"features is {features!r}; use both, or one or more of {', '.join(KINDS)} joined by +")
+    return kinds
 
 
 def metric_of(memory: Memory, kind: str) -> Memory:
-    """Features are compared by their direction; pixels are not features, and a dark patch differs from a bright one."""
+    """What was learnt is compared by its direction; pixels and features as they are by their difference."""
     return memory if kind == "encoder" else memory.with_metric("l2")
 
 
-def fit_localiser(
-    look: Looker, ready: Conditioned, memory: Memory, *, seed: int, on_images: OnImages | None = None
-) -> Localiser:
-    """Remember the patches of good images."""
-    seen = look_at(look, ready.images, on_images)
+@runtime_checkable
+class Looks(Protocol):
+    """What sees patches: conditioned images in, features of every kind out."""
+
+    @property
+    def grid(self) -> Grid: ...
+    @property
+    def kinds(self) -> tuple[str, ...]: ...
+    def __call__(self, images: UInt8[Tensor, "n k h w"]) -> Seen: ...
+
+
+def fit_localiser(look: Looks, ready: Conditioned, memory: Memory, *, seed: int, seen: Seen | None = None) -> Localiser:
+    """Remember the patches of good images; what was seen of them already need not be looked at again."""
+    seen = look_at(look, ready.images) if seen is None else seen
     banks = {
         kind: fit_bank(features, metric_of(memory, kind), rng=stream(seed, "bank", kind))
         for kind, features in seen.items()
@@ -223,14 +233,12 @@ def fit_localiser(
     return Localiser(look.grid, banks, torch.zeros(*shape) if present is None else present)
 
 
-def look_at(look: Looker, images: UInt8[Tensor, "n k h w"], on_images: OnImages | None = None) -> Seen:
+def look_at(look: Looks, images: UInt8[Tensor, "n k h w"]) -> Seen:
     """Features of many images, some at a time."""
     parts: dict[str, list[Tensor]] = {kind: [] for kind in look.kinds}
     for chunk in images.split(CHUNK):
         for kind, features in look(chunk).items():
             parts[kind].append(features)
-        if on_images is not None:
-            on_images(len(chunk))
     return {kind: torch.cat(some) for kind, some in parts.items()}
 
 

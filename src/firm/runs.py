@@ -8,7 +8,6 @@ run/
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import math
 import os
@@ -27,7 +26,7 @@ from firm.encoder import Encoder
 from firm.objective import resting_loss
 from firm.recipes.recipe import Recipe, digest
 from firm.storage import write_atomically
-from firm.training import Progress, State, Task, load_checkpoint, save_checkpoint, start, train
+from firm.training import Progress, State, Teaching, begin, load_checkpoint, save_checkpoint, train
 from firm.types import FirmError, Stopped
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -71,7 +70,7 @@ class Run:
     def __init__(
         self,
         recipe: Recipe,
-        task: Task,
+        task: Teaching,
         *,
         device: torch.device | str = "cpu",
         folder: Path | None = None,
@@ -80,9 +79,7 @@ class Run:
     ) -> None:
         self.task, self.folder = task, folder
         self.checkpoint_seconds, self.log_every = checkpoint_seconds, log_every
-        self.digest = digest(
-            recipe, seed=task.seed, images=fingerprint(task.images), preprocessing=asdict(task.preprocessing)
-        )
+        self.digest = digest(recipe, seed=task.seed, images=task.fingerprint, preprocessing=asdict(task.preprocessing))
         self.state = resumed(recipe.encoder, task, device, folder, self.digest)
         self.resumed_at = self.state.step
         self.history = History(None if folder is None else folder / HISTORY, self.state.step)
@@ -129,9 +126,9 @@ class Run:
         self.history.write(line | asdict(found) | {"collapsed": self.collapsed})
 
 
-def resumed(encoder: Encoder, task: Task, device: torch.device | str, folder: Path | None, name: str) -> State:
+def resumed(encoder: Encoder, task: Teaching, device: torch.device | str, folder: Path | None, name: str) -> State:
     """A fresh state, or the one the folder's checkpoint holds."""
-    state = start(encoder, task.training, seed=task.seed, device=device)
+    state = begin(task.fresh(encoder), task.training, device)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         for left in [*folder.glob(f".{CHECKPOINT}.*"), *folder.glob(f".{HISTORY}.*")]:
@@ -144,12 +141,6 @@ def resumed(encoder: Encoder, task: Task, device: torch.device | str, folder: Pa
 def discard(folder: Path) -> None:
     """Remove the checkpoint of a run whose result is safe; the history stays."""
     (folder / CHECKPOINT).unlink(missing_ok=True)
-
-
-def fingerprint(images: torch.Tensor) -> str:
-    """Names the images, so that a run is never resumed on others."""
-    shape = str(tuple(images.shape)).encode()
-    return hashlib.sha256(shape + images.cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
 
 
 @contextmanager

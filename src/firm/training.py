@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from firm import storage
 from firm.batching import make_batch, steps_per_epoch
 from firm.encoder import Encoder, Network, build
-from firm.images import Preprocessing
+from firm.images import Preprocessing, fingerprint
 from firm.objective import LAYOUTS, POSITIVES, Diagnostics, contrastive_loss, diagnose
 from firm.replay import Replay
 from firm.streams import stream
@@ -62,9 +62,38 @@ class Training:
             raise FirmError("training needs lr > 0, momentum in 0..1 and weight_decay >= 0")
 
 
+class Teaching:
+    """What a training needs to know: how long, with which batches, and the network they are for."""
+
+    training: Training
+    positives: str
+    seed: int
+    preprocessing: Preprocessing
+
+    @property
+    def steps_per_epoch(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def steps(self) -> int:
+        return self.steps_per_epoch * self.training.epochs
+
+    @property
+    def fingerprint(self) -> str:
+        """Names what is learnt from, so that a run is never resumed on something else."""
+        raise NotImplementedError
+
+    def batch(self, step: int, device: torch.device | str = "cpu") -> Batch:
+        raise NotImplementedError
+
+    def fresh(self, encoder: Encoder) -> nn.Module:
+        """A new network; its weights depend on the seed only."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Task:
-    """All that decides a training: data, what to make of it, and the seed."""
+class Task(Teaching):
+    """All that decides a training on images: data, what to make of it, and the seed."""
 
     images: Tensor  # uint8 n, c, h, w: inliers only
     preprocessing: Preprocessing
@@ -78,10 +107,6 @@ class Task:
     @property
     def steps_per_epoch(self) -> int:
         return steps_per_epoch(len(self.images), self.outliers.per_inlier, self.training.batch)
-
-    @property
-    def steps(self) -> int:
-        return self.steps_per_epoch * self.training.epochs
 
     @cached_property
     def replay(self) -> Replay | None:
@@ -107,12 +132,19 @@ class Task:
             device=device,
         )
 
+    def fresh(self, encoder: Encoder) -> Network:
+        return build(encoder, rng=stream(self.seed, "weights"))
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.images)
+
 
 @dataclass
 class State:
     """What a step changes: the network, the momenta, and how many steps were made."""
 
-    network: Network
+    network: nn.Module
     optimizer: torch.optim.SGD
     step: int = 0
 
@@ -139,14 +171,19 @@ class Progress:
 
 def start(encoder: Encoder, training: Training, *, seed: int, device: torch.device | str = "cpu") -> State:
     """A fresh network and optimiser; the weights depend on the seed only."""
-    network = build(encoder, rng=stream(seed, "weights")).to(device)
+    return begin(build(encoder, rng=stream(seed, "weights")), training, device)
+
+
+def begin(network: nn.Module, training: Training, device: torch.device | str = "cpu") -> State:
+    """A network that is to be trained, and its optimiser."""
+    network = network.to(device)
     optimizer = torch.optim.SGD(
         network.parameters(), lr=training.lr, momentum=training.momentum, weight_decay=training.weight_decay
     )
     return State(network, optimizer)
 
 
-def train(state: State, task: Task) -> Iterator[Progress]:
+def train(state: State, task: Teaching) -> Iterator[Progress]:
     """Run the steps that are still missing and yield each; the state is valid whenever this yields."""
     training, positive_set, device = task.training, POSITIVES[task.positives], state.device
     steps = task.steps

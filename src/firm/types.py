@@ -55,7 +55,7 @@ class OneClass:
 class Batch:
     """A multiview batch: two views of one image share a source, and that is i+."""
 
-    images: Float[Tensor, "b c h w"]
+    images: Float[Tensor, "b ..."]  # b, c, h, w; of a pretrained backbone the features of patches, b, d
     source: Int[Tensor, " b"]
     group: Int[Tensor, " b"]
 

@@ -34,6 +34,13 @@ def fit(
             "Unless given: fast for classes of semantic data sets, inspect for all else.",
         ),
     ] = None,
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            help="Start from pretrained features: efficientnet-lite0, -lite1, -lite2, timm:NAME, or a weights file of "
+            "one of these or a ResNet (.safetensors or .pth). Minutes instead of hours.",
+        ),
+    ] = None,
     settings: Settings = None,
     seed: Seed = 0,
     device: Device = "cpu",
@@ -48,7 +55,7 @@ def fit(
     from firm.runs import claim, discard
 
     settle(device, threads)
-    recipe = recipe_of(preset or preset_for(data), settings)
+    recipe = recipe_of(preset or ("adapted" if encoder else preset_for(data)), _with_encoder(settings, encoder))
     if out.is_dir() or not out.name:
         raise FirmError(f"{out} is a folder; name the file to write, for example {out / 'parts.firm'}")
     images, left_out = loaded(data, side_for(recipe))
@@ -69,6 +76,7 @@ def fit(
             checkpoint_seconds=checkpoint_seconds,
             on_progress=_watched(update),
             on_choice=say,
+            on_images=update,
         )
         detector.save(out)
         discard(folder)
@@ -76,6 +84,11 @@ def fit(
     show({"model": str(out), **detector.card()}, f"{learnt}\n{_promise(detector.threshold, false_calls)}", as_json)
     if left_out:
         raise typer.Exit(1)
+
+
+def _with_encoder(settings: list[str] | None, encoder: str | None) -> list[str]:
+    """The settings with the backbone among them; one that is set by path wins."""
+    return [*([f"pretrained.name={encoder}"] if encoder else []), *(settings or [])]
 
 
 def _promise(bound: Threshold, wished: float) -> str:

@@ -30,7 +30,9 @@ def fetch(dataset: Annotated[str, typer.Argument(help="cifar10, cifar100-super o
 def bench(
     table: Annotated[
         list[str],
-        typer.Argument(help="objectives, exposure, short-budget; patches, looks, patch-curve, mvtec, mvtec-ablation"),
+        typer.Argument(
+            help="objectives, exposure, short-budget; patches, looks, patch-curve, pretrained, mvtec, mvtec-ablation"
+        ),
     ],
     scale: Annotated[str, typer.Option(help="smoke, short or paper; only `paper` is the paper's protocol.")] = "smoke",
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from 0.")] = 2,

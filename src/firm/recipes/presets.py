@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from firm.adaptor import Pretrained
 from firm.bank import Memory
 from firm.colour import Jitter
 from firm.encoder import Encoder, Head
@@ -82,6 +83,20 @@ INSPECT = change(
     },
 )
 
+# minutes instead of hours: a frozen backbone describes the cells, and FIRM trains an adaptor on their features
+ADAPTED = change(
+    INSPECT,
+    {
+        "pretrained": Pretrained(name="efficientnet-lite0"),
+        "outliers": "mixed",
+        "views": PatchPairs(fore=0.3, altered=0.5, light=0.1),
+        "training": Training(epochs=10, batch=512, lr=0.1, warmup=0.1),
+        "tiling": Grid(size=8, stride=8, object=0.2),
+        "memory": Memory(reach=2, standardise=True),
+        "features": "encoder+backbone",
+    },
+)
+
 PRESETS = {
     "paper": PAPER,
     "authors": AUTHORS,
@@ -90,6 +105,7 @@ PRESETS = {
     "patches": PATCHES,
     "whole": WHOLE,
     "inspect": INSPECT,
+    "adapted": ADAPTED,
 }
 
 

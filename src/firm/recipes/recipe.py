@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any
 
+from firm.adaptor import Pretrained
 from firm.bank import Memory
 from firm.conditioning import Conditioning
 from firm.encoder import Encoder
@@ -36,6 +37,7 @@ class Recipe:
     outliers: OutlierSource = field(default_factory=Rotations)
     views: Views = field(default_factory=Augment)
     encoder: Encoder = field(default_factory=Encoder)
+    pretrained: Pretrained = field(default_factory=Pretrained)  # with a name it takes the place of the encoder
     training: Training = field(default_factory=Training)
     score: Scoring = field(default_factory=lambda: Scoring(by=Knn(k=1)))
     size: int = 0  # side of the image the encoder sees, whole or in patches; 0 is the data set's own
@@ -44,7 +46,7 @@ class Recipe:
     conditioning: Conditioning = field(default_factory=Conditioning)
     tiling: Tiling = field(default_factory=Whole)
     memory: Memory = field(default_factory=Memory)  # of patches; whole images are all remembered
-    features: str = "encoder"  # of patches: encoder, pixels (nothing is learnt), or both
+    features: str = "encoder"  # of patches: encoder, pixels, backbone, or several joined by +; both: encoder+pixels
     automatic: tuple[str, ...] = ()  # what is chosen on the good images before the training
 
     def __post_init__(self) -> None:
@@ -55,10 +57,20 @@ class Recipe:
         unknown = set(self.automatic) - set(AUTOMATIC)
         if unknown:
             raise FirmError(f"{sorted(unknown)[0]!r} is not chosen automatically; {', '.join(AUTOMATIC)} can be")
-        if len(kinds_of(self.features)) > 1 and not self.memory.standardise:
-            raise FirmError("features=both adds scores of different scales; set memory.standardise=true")
+        self._check_features()
         if self.positives == "rot-supcon" and self.outliers.kinds < 2:
             raise FirmError("rot-supcon needs several kinds of outliers and this source makes one; use supcon or firm")
+
+    def _check_features(self) -> None:
+        kinds = kinds_of(self.features)
+        if len(kinds) > 1 and not self.memory.standardise:
+            raise FirmError(f"features={self.features} adds scores of different scales; set memory.standardise=true")
+        if self.pretrained.name and "pixels" in kinds:
+            raise FirmError(
+                "a pretrained backbone describes cells, not pixels; set features=encoder+backbone or one of them"
+            )
+        if "backbone" in kinds and not self.pretrained.name:
+            raise FirmError("features=backbone needs a pretrained one; set pretrained.name or use --encoder")
 
 
 # where a field holds one of a family: the names a person may write, each a value of the family

@@ -1,0 +1,160 @@
+"""A frozen backbone seen cell by cell, and the small network that FIRM trains behind it.
+
+The backbone has seen a million photographs and none of this product; the adaptor has seen nothing but this product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from firm.backbones import Backbone, Facts
+from firm.encoder import Head, projection
+from firm.tiling import Grid
+from firm.types import FirmError
+
+COARSEST = 32  # px: the step of the deepest stage, to a multiple of which images are filled up
+ROWS = 65_536  # features adapted at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrained:
+    """Which backbone describes the patches, and the adaptor behind it; without a name nothing is pretrained."""
+
+    name: str = ""  # efficientnet-lite0, resnet18, ..., timm:NAME, or a weights file
+    stages: tuple[int, ...] = ()  # counted from 1; none: those known to serve the backbone
+    pool: int = 3  # cells averaged along each side: a patch is so many cells wide
+    margin: int = 32  # px mirrored around an image: the zeros seen beyond a border are an edge no part has; 0: those
+    hidden: tuple[int, ...] = (256,)  # of the adaptor
+    out: int = 64
+    versions: int = 1  # of every good image that are learnt from; those after the first vary in light
+    flip: bool = False  # and are mirrored at random, for products without an orientation
+
+    def __post_init__(self) -> None:
+        if self.pool < 1 or self.pool % 2 == 0:
+            raise FirmError(f"pretrained.pool is {self.pool}; a patch around a cell is an odd number of cells wide")
+        if self.margin < 0 or self.margin % COARSEST:
+            raise FirmError(f"pretrained.margin is {self.margin}; use 0 or a multiple of {COARSEST} px")
+        if min((*self.hidden, self.out, self.versions)) < 1:
+            raise FirmError("pretrained.hidden, out and versions must be at least 1")
+
+    def stages_of(self, facts: Facts) -> tuple[int, ...]:
+        """The stages to take, refused if the backbone does not have them."""
+        stages = self.stages or facts.stages
+        if not set(stages) <= set(range(1, len(facts.strides) + 1)):
+            raise FirmError(f"pretrained.stages is {list(stages)}; {facts.name} has 1..{len(facts.strides)}")
+        return stages
+
+
+class Adaptor(nn.Module):
+    """Features of a patch -> features in which good patches are alike; the projection exists only for the loss.
+
+    Features are first brought to mean 0 and deviation 1 over the good patches.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, inside: int, settings: Pretrained, head: Head) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(inside))
+        self.register_buffer("std", torch.ones(inside))
+        self.adapt = projection(inside, Head(hidden=settings.hidden, out=settings.out))
+        self.head = projection(settings.out, head)
+
+    def forward(self, features: Float[Tensor, "b d"]) -> Float[Tensor, "b p"]:
+        return self.head(self.adapted(features))
+
+    def adapted(self, features: Float[Tensor, "b d"]) -> Float[Tensor, "b e"]:
+        return self.adapt((features - self.mean) / self.std)
+
+
+class Adapted(nn.Module):
+    """Backbone and adaptor together: what a detector holds."""
+
+    def __init__(self, backbone: Backbone, adaptor: Adaptor) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.adaptor = adaptor
+
+    @torch.no_grad()
+    def adapt(self, features: Float[Tensor, "n r c d"]) -> Float[Tensor, "n r c e"]:
+        """The adapted features of every cell, gathered on the CPU."""
+        self.adaptor.eval()
+        device = self.adaptor.mean.device
+        parts = [self.adaptor.adapted(part.float().to(device)).cpu() for part in features.flatten(0, 2).split(ROWS)]
+        return torch.cat(parts).unflatten(0, features.shape[:3])
+
+
+@dataclass(frozen=True)
+class CellLooker:
+    """Conditioned images in, features of their cells out; the counterpart of `Looker` for a pretrained backbone."""
+
+    network: Adapted
+    settings: Pretrained
+    grid: Grid
+    kinds: tuple[str, ...]
+
+    def __call__(self, images: UInt8[Tensor, "n k h w"]) -> dict[str, Float[Tensor, "n r c _"]]:
+        return self.kinds_from(cell_features(self.network.backbone, self.settings, self.grid, images))
+
+    def kinds_from(self, features: Float[Tensor, "n r c d"]) -> dict[str, Float[Tensor, "n r c _"]]:
+        """The features themselves, adapted, or both."""
+        made = {"backbone": lambda: features.float(), "encoder": lambda: self.network.adapt(features)}
+        return {kind: made[kind]() for kind in self.kinds}
+
+
+def cell_features(
+    backbone: Backbone, settings: Pretrained, grid: Grid, images: UInt8[Tensor, "n k h w"]
+) -> Float[Tensor, "n r c d"]:
+    """What the backbone makes of every cell and its neighbours: several stages side by side, on the CPU."""
+    rows, columns = grid.shape(*images.shape[-2:])
+    device = backbone.mean.device
+    ready = mirrored(backbone.normalise(images.to(device).float() / 255), settings.margin)
+    found = backbone.stages(ready)
+    first = settings.margin // grid.stride
+    parts = []
+    for stage in settings.stages_of(backbone.facts):
+        at_cells = _at_stride(found[stage - 1], ready.shape[-1] // grid.stride, settings)
+        parts.append(at_cells[:, :, first : first + rows, first : first + columns])
+    return torch.cat(parts, dim=1).permute(0, 2, 3, 1).float().cpu()
+
+
+def mirrored(images: Float[Tensor, "n 3 h w"], margin: int) -> Float[Tensor, "n 3 a b"]:
+    """The images with a mirrored margin, filled up to a multiple of the coarsest step."""
+    height, width = images.shape[-2:]
+    down, right = -height % COARSEST, -width % COARSEST
+    return F.pad(images, (margin, margin + right, margin, margin + down), mode="reflect")
+
+
+def _at_stride(stage: Float[Tensor, "n d h w"], columns: int, settings: Pretrained) -> Float[Tensor, "n d r c"]:
+    """A stage averaged over its neighbourhood and brought to so many columns of cells.
+
+    Without a margin zeros count beyond the border, as PatchCore has it: the outermost cells then weigh less.
+    """
+    pool = settings.pool
+    smooth = F.avg_pool2d(stage, pool, 1, pool // 2, count_include_pad=not settings.margin)
+    width = stage.shape[-1]
+    if width > columns:
+        return F.avg_pool2d(smooth, width // columns)
+    if width < columns:
+        return F.interpolate(smooth, scale_factor=columns // width, mode="bilinear", align_corners=False)
+    return smooth
+
+
+def check_cells(settings: Pretrained, grid: Grid, side: int) -> None:
+    """Refuse cells the stages of a backbone cannot be brought to."""
+    if grid.size != grid.stride or grid.stride & (grid.stride - 1) or grid.stride > COARSEST:
+        raise FirmError(
+            f"features of {settings.name} describe square cells side by side; set tiling.size and tiling.stride to "
+            f"one of 4, 8, 16, 32, not {grid.size} and {grid.stride}"
+        )
+    if side % grid.stride or side <= settings.margin + COARSEST:
+        raise FirmError(
+            f"images of {side} px do not fall into cells of {grid.stride} px for {settings.name}; set size to a "
+            f"multiple of it above {settings.margin + COARSEST}"
+        )

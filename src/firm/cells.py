@@ -1,0 +1,160 @@
+"""Batches of patch features, drawn from a store: what a step of training an adaptor learns from.
+
+An image is drawn first and a cell in it second, so that a scratch counts as much as a stain. The partner of a cell is
+one whose patch overlaps its own (tau_over), on the object and, of a defect, altered too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from firm.adaptor import Adaptor, Pretrained
+from firm.backbones import Backbone
+from firm.encoder import Encoder, draw_weights
+from firm.images import Preprocessing
+from firm.streams import stream
+from firm.training import Teaching, Training
+from firm.types import INLIER, Batch
+
+DRAWN = 64  # cells of every good image to an epoch
+ROWS = 64  # images whose features are read at once
+
+
+@dataclass(frozen=True)
+class Choosable:
+    """The cells of some images that may be drawn, listed image by image; every image offers at least one."""
+
+    allowed: Bool[Tensor, "n r c"]
+
+    @cached_property
+    def cells(self) -> Int[Tensor, " m"]:
+        return self.allowed.flatten(1).nonzero()[:, 1]
+
+    @cached_property
+    def counts(self) -> Int[Tensor, " n"]:
+        return self.allowed.flatten(1).sum(1)
+
+    @classmethod
+    def at_least(cls, part: Float[Tensor, "n r c"], least: float) -> Choosable:
+        """Cells of which so much is wanted, or the best ones where an image has none."""
+        best = part.flatten(1).amax(1)[:, None, None] if len(part) else part
+        return cls(part >= torch.minimum(torch.full_like(best, least), best))
+
+    def draw(self, images: Int[Tensor, " b"], *, rng: torch.Generator) -> Int[Tensor, " b"]:
+        """A cell of each of these images."""
+        place = (torch.rand(len(images), generator=rng) * self.counts[images]).long()
+        place = torch.minimum(place, self.counts[images] - 1)  # rounding can reach the next image
+        begin = self.counts.cumsum(0) - self.counts
+        return self.cells[begin[images] + place]
+
+    def partners(
+        self, images: Int[Tensor, " b"], cells: Int[Tensor, " b"], offsets: Int[Tensor, "k 2"], *, rng: torch.Generator
+    ) -> Int[Tensor, " b"]:
+        """For each cell one at an offset drawn from those that lead to an allowed cell, or itself if none does."""
+        rows, columns = self.allowed.shape[1:]
+        y = cells[:, None] // columns + offsets[:, 0]
+        x = cells[:, None] % columns + offsets[:, 1]
+        inside = (y >= 0) & (y < rows) & (x >= 0) & (x < columns)
+        there = y.clamp(0, rows - 1) * columns + x.clamp(0, columns - 1)
+        fits = inside & self.allowed.flatten(1)[images[:, None], there]
+        order = torch.rand(fits.shape, generator=rng).masked_fill(~fits, -1)
+        drawn = order.argmax(1)
+        return torch.where(fits.any(1), there.gather(1, drawn[:, None])[:, 0], cells)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Features of some images with the cells that may be drawn of them, and the group of each image."""
+
+    features: Float[Tensor, "n r c d"]  # possibly float16 on disk
+    choosable: Choosable
+    group: Int[Tensor, " n"]
+
+    def pairs(self, count: int, offsets: Int[Tensor, "k 2"], *, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """So many pairs of overlapping patches: first views, second views, groups."""
+        images = torch.randint(len(self.features), (count,), generator=rng)
+        first = self.choosable.draw(images, rng=rng)
+        second = self.choosable.partners(images, first, offsets, rng=rng)
+        flat = self.features.flatten(1, 2)
+        return flat[images, first].float(), flat[images, second].float(), self.group[images]
+
+
+def overlapping(pool: int, over: float) -> Int[Tensor, "k 2"]:
+    """Offsets in cells at which patches of so many cells share at least the part `over` of each, but are not one."""
+    reach = range(-pool + 1, pool)
+    shared = {(y, x): (pool - abs(y)) * (pool - abs(x)) / pool**2 for y in reach for x in reach}
+    fitting = [offset for offset, part in shared.items() if part >= over and offset != (0, 0)]
+    return torch.tensor(fitting or [(0, 0)])
+
+
+def cell_steps(images: int, batch: int) -> int:
+    """Batches in one epoch: some cells of every good image, and as many of outliers."""
+    return max(1, images * DRAWN * 2 // batch)
+
+
+@dataclass(frozen=True)
+class CellTask(Teaching):
+    """All that decides the training of an adaptor; the counterpart of `Task` where the encoder is pretrained."""
+
+    good: Cells
+    outliers: Cells
+    backbone: Backbone
+    settings: Pretrained
+    preprocessing: Preprocessing
+    positives: str
+    over: float
+    training: Training
+    seed: int
+    key: str  # names the features
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return cell_steps(len(self.good.features), self.training.batch)
+
+    @cached_property
+    def offsets(self) -> Int[Tensor, "k 2"]:
+        return overlapping(self.settings.pool, self.over)
+
+    def batch(self, step: int, device: torch.device | str = "cpu") -> Batch:
+        rng = stream(self.seed, "cells", step)
+        normal = self.training.batch // 2
+        good = self.good.pairs(normal, self.offsets, rng=rng)
+        bad = self.outliers.pairs(self.training.batch - normal, self.offsets, rng=rng)
+        first, second, group = (torch.cat(both) for both in zip(good, bad, strict=True))
+        return Batch(
+            images=torch.cat([first, second]).to(device),
+            source=torch.arange(len(group)).repeat(2).to(device),
+            group=group.repeat(2).to(device),
+        )
+
+    def fresh(self, encoder: Encoder) -> Adaptor:
+        """An adaptor with drawn weights that knows the spread of the good features."""
+        adaptor = Adaptor(self.good.features.shape[-1], self.settings, encoder.head)
+        draw_weights(adaptor, encoder.norm_momentum, rng=stream(self.seed, "weights"))
+        adaptor.mean, adaptor.std = spread(self.good.features)
+        return adaptor
+
+    @property
+    def fingerprint(self) -> str:
+        return self.key
+
+
+def spread(features: Float[Tensor, "n r c d"]) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
+    """Mean and deviation of every number over all cells; a number that never varies keeps its scale."""
+    count, total, squares = 0, torch.zeros(features.shape[-1]).double(), torch.zeros(features.shape[-1]).double()
+    for part in features.split(ROWS):
+        values = part.flatten(0, 2).double()
+        count, total, squares = count + len(values), total + values.sum(0), squares + values.square().sum(0)
+    mean = total / count
+    deviation = (squares / count - mean.square()).clamp(min=0).sqrt()
+    return mean.float(), torch.where(deviation > 1e-6, deviation, 1.0).float()
+
+
+def good_groups(images: int) -> Int[Tensor, " n"]:
+    """The group of good images, once for each."""
+    return torch.full((images,), INLIER)

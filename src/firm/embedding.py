@@ -1,0 +1,172 @@
+"""Recipe x images -> features of good images and of synthetic defects, embedded once -> the task of an adaptor."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from firm.adaptor import Pretrained, cell_features, check_cells
+from firm.backbones import FACTS, Backbone, load_backbone
+from firm.cells import Cells, CellTask, Choosable, good_groups
+from firm.colour import Jitter, jittered
+from firm.conditioning import Conditioned
+from firm.fitting import conditioned, preprocessing_of, task_of
+from firm.images import Preprocessing, fingerprint
+from firm.localiser import object_part
+from firm.recipes.recipe import Recipe, to_json
+from firm.store import stored
+from firm.streams import stream
+from firm.tiling import Grid
+from firm.training import Task
+from firm.types import FirmError, OneClass, Scene
+from firm.views import PatchPairs
+
+CHUNK = 8  # images embedded at once
+EXTRA = 2  # numbers stored behind the features of an outlier's cell: how much of it is altered, and its group
+
+OnImages = Callable[[int, int, str], None]  # done, in all, what
+
+
+@dataclass(frozen=True)
+class Embedder:
+    """Good images in standard light and pose, and the backbone that describes them."""
+
+    recipe: Recipe
+    grid: Grid
+    views: PatchPairs
+    backbone: Backbone
+    ready: Conditioned
+    preprocessing: Preprocessing
+    seed: int
+
+    @property
+    def settings(self) -> Pretrained:
+        return self.recipe.pretrained
+
+    @property
+    def good(self) -> int:
+        return len(self.ready.images)
+
+    def key(self, *more: object) -> str:
+        """Names the features by all that decides them."""
+        settings = {**asdict(self.settings), "hidden": (), "out": 0, "name": ""}
+        text = [fingerprint(self.ready.images), self.backbone.digest, settings, self.grid.stride, *more]
+        return hashlib.sha256(json.dumps(text, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+    def features(self, images: UInt8[Tensor, "n k h w"]) -> Float[Tensor, "n r c d"]:
+        return cell_features(self.backbone, self.settings, self.grid, images)
+
+    def versions(self, begin: int, end: int) -> Float[Tensor, "n r c d"]:
+        """Rows of the store of good images: all as they are, then all again in another light."""
+        rows = torch.arange(begin, end)
+        images = self.ready.images[rows % self.good]
+        for place in (rows >= self.good).nonzero().squeeze(1).tolist():
+            images[place] = self._varied(images[place], int(rows[place]))
+        return self.features(images)
+
+    def _varied(self, image: UInt8[Tensor, "k h w"], row: int) -> UInt8[Tensor, "k h w"]:
+        rng = stream(self.seed, "version", row)
+        part = self.views.light
+        change = Jitter(brightness=part, contrast=part, saturation=0.0, hue=0.0)
+        varied = jittered(image[None].float() / 255, change, rng=rng)[0]
+        turns = [axis for axis in (1, 2) if self.settings.flip and torch.rand((), generator=rng) < 0.5]
+        return (varied.flip(turns) * 255).round().clamp(0, 255).to(torch.uint8)
+
+    def outliers(self, begin: int, end: int) -> Float[Tensor, "n r c e"]:
+        """Rows of the store of outliers: the first of every good image, then the second of every one, ..."""
+        rows = torch.arange(begin, end)
+        which, copy = rows % self.good, rows // self.good
+        scene = Scene(self.ready.foreground[which], self.ready.images, self.ready.foreground)
+        made = self.recipe.outliers(
+            self.ready.images[which], rng=stream(self.seed, "outliers", begin), copy=copy, scene=scene
+        )
+        if made.where is None:
+            raise FirmError("these outliers change whole images; give local ones, such as outliers=mixed or donor")
+        altered = object_part(self.grid, made.where)
+        group = made.group[:, None, None].expand_as(altered)
+        return torch.cat([self.features(made.images), torch.stack([altered, group], dim=3)], dim=3)
+
+
+def embedder_of(recipe: Recipe, data: OneClass, *, seed: int, device: torch.device | str = "cpu") -> Embedder:
+    """Load the backbone and condition the images; what does not fit together is said here."""
+    if not isinstance(recipe.tiling, Grid) or not isinstance(recipe.views, PatchPairs):
+        raise FirmError("pretrained features describe patches; start from the preset adapted")
+    backbone = load_backbone(recipe.pretrained.name, deepest=_deepest(recipe.pretrained)).to(device)
+    preprocessing = preprocessing_of(recipe, data)
+    check_cells(recipe.pretrained, recipe.tiling, preprocessing.size)
+    ready = conditioned(replace(recipe, size=preprocessing.size), data)[1]
+    assert ready is not None
+    return Embedder(recipe, recipe.tiling, recipe.views, backbone, ready, preprocessing, seed)
+
+
+def _deepest(settings: Pretrained) -> int:
+    known = FACTS[settings.name].stages if settings.name in FACTS else (3, 4)
+    return max(settings.stages or known)
+
+
+def cell_task(embedder: Embedder, *, folder: Path | None, on_images: OnImages | None = None) -> CellTask:
+    """Embed what is to be learnt from; with a folder it is kept there and an interrupted embedding goes on."""
+    recipe, settings = embedder.recipe, embedder.settings
+    key = embedder.key(embedder.views.light, embedder.seed) if settings.versions > 1 else embedder.key()
+    rows = embedder.good * settings.versions
+    good = stored(folder, "good", key, rows, embedder.versions, chunk=CHUNK, on_rows=_counted(on_images, rows, "good"))
+    per_inlier = recipe.outliers.per_inlier if recipe.training.epochs else 0
+    rows = embedder.good * per_inlier
+    made_by = embedder.key(embedder.seed, to_json(recipe.outliers))
+    bad = stored(
+        folder, "outliers", made_by, rows, embedder.outliers, chunk=CHUNK,
+        on_rows=_counted(on_images, rows, "synthetic defects"),
+    ) if rows else good[:0]  # fmt: skip
+    shown = object_part(embedder.grid, embedder.ready.foreground).repeat(settings.versions, 1, 1)
+    return CellTask(
+        Cells(good, Choosable.at_least(shown, embedder.views.fore), good_groups(len(good))),
+        _outlier_cells(bad, embedder.views.altered) if rows else Cells(bad, Choosable(shown[:0] > 0), good_groups(0)),
+        embedder.backbone,
+        settings,
+        embedder.preprocessing,
+        recipe.positives,
+        embedder.views.over,
+        recipe.training,
+        embedder.seed,
+        f"{key}-{made_by}",
+    )
+
+
+def teaching(
+    recipe: Recipe,
+    data: OneClass,
+    *,
+    seed: int,
+    device: torch.device | str = "cpu",
+    folder: Path | None = None,
+    on_images: OnImages | None = None,
+) -> Task | CellTask:
+    """What the training of this recipe on these images needs: images, or the features of a pretrained backbone."""
+    if not recipe.pretrained.name:
+        return task_of(recipe, data, seed=seed)
+    return cell_task(embedder_of(recipe, data, seed=seed, device=device), folder=folder, on_images=on_images)
+
+
+def _outlier_cells(stored_rows: Float[Tensor, "m r c e"], altered: float) -> Cells:
+    part, group = stored_rows[..., -EXTRA].float(), stored_rows[:, 0, 0, -1].long()
+    return Cells(stored_rows[..., :-EXTRA], Choosable.at_least(part, altered), group)
+
+
+def _counted(on_images: OnImages | None, rows: int, what: str) -> Callable[[int], None] | None:
+    if on_images is None:
+        return None
+    done = 0
+
+    def count(more: int) -> None:
+        nonlocal done
+        done += more
+        on_images(done, rows, what)
+
+    return count
