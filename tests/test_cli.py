@@ -425,6 +425,15 @@ def test_good_and_bad_are_evaluated_with_a_warning(whole: Path, plates: Path, tm
     assert "pixel AUROC and AUPRO need heat maps and masks of the defects" in done.stdout
 
 
+def test_a_folder_in_the_data_root_is_evaluated_by_its_name(
+    patches: Path, plates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ours").symlink_to(plates)
+    monkeypatch.setitem(os.environ, "FIRM_DATA", str(tmp_path))
+    told = said("evaluate", patches, "ours")
+    assert told["auroc"] == said("evaluate", patches, plates)["auroc"]
+
+
 def test_a_drawn_set_is_evaluated_at_the_side_of_the_detector(
     patches: Path, plates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

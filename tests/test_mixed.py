@@ -96,6 +96,11 @@ def test_a_source_draws_among_its_own_variants(marking):
     assert [call[1] for source in marking for call in source.calls] == [None] * 3
 
 
+def test_a_source_is_not_asked_for_nothing(marking):
+    Mixed()(contracts.images_of(2), rng=contracts.generator(), copy=torch.tensor([1, 1]))
+    assert [len(source.calls) for source in marking] == [0, 1, 0]
+
+
 @pytest.mark.parametrize("copies", [[2] * 40, [0, 1, 2, 2] * 10])
 def test_both_pieces_of_cutpaste_appear(copies):
     images = contracts.images_of(40, 3, 64)

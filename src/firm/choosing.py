@@ -32,7 +32,7 @@ KNOWN, INSPECTED = 60, 30  # good images of the trial: remembered, and looked at
 EXPOSURE = 0.15  # by which the light of the inspected images varies
 LONG = 1.8  # ratio of an object's axes from which it has a direction to align by
 CALM = 0.1  # most that brightness and contrast of patches vary after `local` light
-COARSE = 0.02  # part of all cells of pretrained features that is kept where each is compared with all: a coreset
+COARSE = 0.01  # part of all cells of pretrained features that is kept where each is compared with all: a coreset
 WORTH = 0.01  # AUROC by which a further setting must win over a simpler one
 
 

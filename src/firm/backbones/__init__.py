@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 from functools import cache
 from pathlib import Path
-from typing import Self
 
 import torch
 from jaxtyping import Float
@@ -46,7 +45,7 @@ class Backbone(nn.Module):
         self.register_buffer("std", torch.tensor(facts.std).view(1, 3, 1, 1), persistent=False)
         self.requires_grad_(False).eval()
 
-    def train(self, mode: bool = True) -> Self:
+    def train(self, mode: bool = True) -> Backbone:
         """Frozen: stays in evaluation mode, also as part of something that trains."""
         return super().train(False)
 

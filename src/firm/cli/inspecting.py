@@ -172,15 +172,16 @@ def evaluate(model: Model, data: Data, device: Device = "cpu", threads: Threads 
 
 def _labelled(data: str, side: int) -> tuple[Tensor, Tensor, Truth | None, list[str]]:
     """Test images, which are anomalous, what else is known of them, and what had to be left out."""
-    from firm.data import DATASETS
+    from firm.data import DATASETS, folder_named
     from firm.data.folder import read_test
 
     if data.partition(":")[0] in DATASETS:
         task, left_out = loaded(data, side)
         return task.test, task.anomalous, task.truth, left_out
-    test = read_test(Path(data), side)
+    folder = folder_named(data) or Path(data)
+    test = read_test(folder, side)
     left_out = _told(test.skipped)
-    if not (Path(data) / "test").is_dir():
+    if not (folder / "test").is_dir():
         say("warning: good/ holds the images one learns from; on them false calls look fewer than they are")
     return test.images, test.anomalous, test.truth, left_out
 

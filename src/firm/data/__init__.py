@@ -115,10 +115,10 @@ def load(name: str, root: Path | None = None, *, side: int | None = None) -> One
     images of a folder, of an industrial set and of drawn parts are kept; the semantic sets come in one size.
     """
     dataset, _, wanted = name.partition(":")
-    if dataset not in DATASETS and ("/" in name or os.sep in name or Path(name).is_dir()):
-        return load_folder(Path(name).expanduser(), side or SIDE)
-    if dataset not in DATASETS and (data_root(root) / name).is_dir():
-        return replace(load_folder(data_root(root) / name, side or SIDE), name=name)
+    folder = folder_named(name, root)
+    if folder is not None:
+        found = load_folder(folder, side or SIDE)
+        return found if folder == Path(name).expanduser() else replace(found, name=name)
     if dataset not in DATASETS:
         raise FirmError(f"{name!r} is neither a folder nor a data set; the data sets are {', '.join(DATASETS)}")
     facts = DATASETS[dataset]
@@ -127,6 +127,16 @@ def load(name: str, root: Path | None = None, *, side: int | None = None) -> One
     train, test, anomalous, truth = facts.read(inlier, _places(dataset, data_root(root)), kept)
     size = min(facts.size, kept) if facts.side else facts.size
     return OneClass(f"{dataset}:{facts.classes[inlier]}", train, test, anomalous, size, facts.statistics, truth)
+
+
+def folder_named(name: str, root: Path | None = None) -> Path | None:
+    """The folder a name means: itself, or one in FIRM_DATA; None if it is a data set's name or nothing."""
+    if name.partition(":")[0] in DATASETS:
+        return None
+    if "/" in name or os.sep in name or Path(name).is_dir():
+        return Path(name).expanduser()
+    kept = data_root(root) / name
+    return kept if kept.is_dir() else None
 
 
 def classes(dataset: str) -> tuple[str, ...]:
