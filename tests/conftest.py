@@ -19,6 +19,7 @@ CHECKED = [
         "choosing",
         "colour",
         "conditioning",
+        "coreset",
         "encoder",
         "evaluate",
         "foreground",

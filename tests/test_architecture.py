@@ -34,6 +34,7 @@ ORDER = (
     "cells",
     "memory",
     "scores",
+    "coreset",
     "bank",
     "localiser",
     "recipes",

@@ -16,7 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import contracts
 import oracles
 from firm import bank as module
-from firm.bank import CHOICES, METRICS, Bank, Memory, cost, fit_bank, leave_one_out, statistics
+from firm import coreset
+from firm.bank import METRICS, Bank, Memory, cost, fit_bank, leave_one_out, statistics
+from firm.coreset import CHOICES
 from firm.memory import nearest, unit
 from firm.types import FirmError
 
@@ -268,6 +270,24 @@ def radius(points, centres):
     return max(min(math.dist(point, points[j]) for j in centres) for point in points)
 
 
+@pytest.mark.parametrize("reach", [-1, 1])
+@pytest.mark.parametrize(("beside", "left_out"), [(0, 0), (2, 2), (5, 3)])  # never more than an eighth either way
+def test_images_beside_one_are_no_others_to_it(beside, left_out, reach):
+    good = features(25, 2, 2)
+    scores = leave_one_out(fitted(good, beside=beside, reach=reach, metric="l2"), good)
+    for image, cell in itertools.product(range(25), range(4)):
+        others = [one for one in range(25) if abs(one - image) > left_out]
+        known = good[others].flatten(0, 2)
+        expected = (known - good[image].flatten(0, 1)[cell]).norm(dim=1).min()
+        assert float(scores[image].flatten()[cell]) == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_where_places_keep_only_some_patches_just_the_image_itself_is_left_out():
+    good = features(24, 2, 2)
+    some = fitted(good, beside=8, reach=0, keep=0.3)
+    torch.testing.assert_close(leave_one_out(some, good), leave_one_out(fitted(good, reach=0, keep=0.3), good))
+
+
 @settings(max_examples=60)
 @given(
     n=st.integers(2, 25),
@@ -279,8 +299,8 @@ def radius(points, centres):
 def test_the_coreset_is_greedy_k_centre_however_many_centres_are_found_at_once(n, part, seed, size, metric):
     flat, memory = features(n, 1, 1, seed=seed).flatten(0, 2), Memory(keep=part, metric=metric)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "ROUND", size)
-        chosen = CHOICES["coreset"](flat, memory, contracts.generator(seed), lambda done: None)
+        patch.setattr(coreset, "ROUND", size)
+        chosen = CHOICES["coreset"](flat, memory.kept(n), metric, contracts.generator(seed), lambda done: None)
     points = (unit(flat) if metric == "cosine" else flat).double().tolist()
     assert chosen.tolist() == greedy(points, memory.kept(n), int(chosen[0]))
 
@@ -288,7 +308,7 @@ def test_the_coreset_is_greedy_k_centre_however_many_centres_are_found_at_once(n
 def test_many_centres_are_found_in_one_pass_over_the_patches():
     """That is what makes it matrix products; one pass for each would be right as well, and far slower."""
     passes = []
-    chosen = CHOICES["coreset"](features(800, 1, 1)[:, 0, 0], Memory(keep=0.25), contracts.generator(), passes.append)
+    chosen = CHOICES["coreset"](features(800, 1, 1)[:, 0, 0], 200, "cosine", contracts.generator(), passes.append)
     assert passes[-1] == len(chosen) == 200
     assert len(passes) < 200 / 8
 
@@ -367,6 +387,8 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("settings", [{"keep": 0.2, "choose": "coreset"}, {"standardise": True}, {"reach": 1, "k": 3}])
 def test_memory_grows_with_the_patches_not_with_their_pairs(settings, monkeypatch):
     monkeypatch.setattr(module, "BLOCK", 128)
+    monkeypatch.setattr(coreset, "BLOCK", 128)
+    monkeypatch.setattr(coreset, "POINTS", 256)
     monkeypatch.setattr(module, "QUERIES", 256)
     good = features(16, 5, 10, dim=8)  # 800 patches: 6,400 numbers, 640,000 pairs
     with Largest() as largest:

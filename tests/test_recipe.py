@@ -143,6 +143,7 @@ def test_paper_is_the_paper():
         "memory.reach": -1,
         "memory.standardise": False,
         "memory.k": 1,
+        "memory.beside": 0,
         "memory.metric": "cosine",
         "features": "encoder",
         "automatic": [],

@@ -16,19 +16,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from firm.coreset import CHOICES, Step
 from firm.memory import unit
 from firm.types import FirmError
 
 BLOCK = 1024  # rows and queries of one matrix product: 4 MB of cosines
 QUERIES = 4096  # patches looked up before the bank is read again
-PROJECTED = 128  # dimensions in which the coreset is chosen
-ROUND = 128  # candidates for the next centres of the coreset
 FEW = 10  # images below which a place has too few scores for statistics of its own
 SMALLEST = 1e-6  # deviation: ten times what float32 leaves of a cosine of one
 METRICS = ("cosine", "l2")
 
 OnProgress = Callable[[int, int], None]  # done, total
-Step = Callable[[int], None]  # done
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +43,7 @@ class Memory:
     reach: int = -1
     standardise: bool = False
     k: int = 1
+    beside: int = 0  # images before and after one that may show the same part, and are no others to it
     metric: str = "cosine"  # or l2: the distance of the features as they are
 
     def __post_init__(self) -> None:
@@ -52,6 +51,10 @@ class Memory:
             raise FirmError(f"memory.keep is {self.keep}; it is the part of the patches to keep, above 0 and at most 1")
         if self.choose not in CHOICES:
             raise FirmError(f"no way to choose patches {self.choose!r}; use one of {', '.join(CHOICES)}")
+        if self.beside < 0:
+            raise FirmError(
+                f"memory.beside is {self.beside}; use 0 or the number of neighbours that show the same part"
+            )
         if self.reach < -1:
             raise FirmError(f"memory.reach is {self.reach}; use -1 for every place or 0 and more cells")
         if self.metric not in METRICS:
@@ -292,7 +295,7 @@ def _reaches(bank: Bank, apart: bool) -> Int[Tensor, "r c"]:
 def _largest_cosines(
     bank: Bank, visits: list[Visit], queries: Float[Tensor, "n cells d"], owner: Int[Tensor, " n"] | None
 ) -> Float[Tensor, "n cells k"]:
-    k = bank.memory.k
+    k, beside = bank.memory.k, _beside(bank)
     best = queries.new_full((*queries.shape[:2], k), -math.inf)
     for rows, cells in visits:
         asked, known = queries[:, cells].flatten(0, 1), best[:, cells].flatten(0, 1)
@@ -301,10 +304,21 @@ def _largest_cosines(
         for begin in range(0, len(asked), BLOCK):
             cosines = asked[begin : begin + BLOCK] @ bank.vectors[rows].T
             if whose is not None:
-                cosines.masked_fill_(whose[begin : begin + BLOCK, None] == bank.image[rows], -math.inf)
+                away = (whose[begin : begin + BLOCK, None] - bank.image[rows]).abs()
+                cosines.masked_fill_(away <= beside, -math.inf)
             parts.append(torch.cat([known[begin : begin + BLOCK], _largest(cosines, k)], dim=1))
         best[:, cells] = _largest(torch.cat(parts), k).unflatten(0, (len(queries), -1))
     return best
+
+
+def _beside(bank: Bank) -> int:
+    """How many images before and after one are left out with it: fewer where too few others would be left.
+
+    Where places keep only some patches, none: the others might have none there.
+    """
+    if bank.memory.reach >= 0 and bank.memory.keep < 1:
+        return 0
+    return min(bank.memory.beside, int(bank.image.max()) // 8)
 
 
 def _largest(cosines: Float[Tensor, "q m"], k: int) -> Float[Tensor, "q j"]:
@@ -312,86 +326,13 @@ def _largest(cosines: Float[Tensor, "q m"], k: int) -> Float[Tensor, "q j"]:
     return cosines.amax(1, keepdim=True) if k == 1 else cosines.topk(min(k, cosines.shape[1]), dim=1).values
 
 
-# --- choosing ---
-
-
 def _places(
     flat: Float[Tensor, "p d"], cells: int, memory: Memory, rng: torch.Generator, on_kept: Step
 ) -> tuple[Int[Tensor, " m"], Int[Tensor, " m"]]:
     """Image and cell of every patch to keep, ordered by cell and then by image."""
-    some = memory.kept(len(flat)) < len(flat)
-    chosen = CHOICES[memory.choose](flat, memory, rng, on_kept).sort().values if some else torch.arange(len(flat))
+    kept = memory.kept(len(flat))
+    chosen = torch.arange(len(flat))
+    if kept < len(flat):
+        chosen = CHOICES[memory.choose](flat, kept, memory.metric, rng, on_kept).sort().values
     chosen = chosen[(chosen % cells).argsort(stable=True)]
     return chosen // cells, chosen % cells
-
-
-def _random(flat: Float[Tensor, "m d"], memory: Memory, rng: torch.Generator, on_kept: Step) -> Int[Tensor, " kept"]:
-    return torch.randperm(len(flat), generator=rng)[: memory.kept(len(flat))]
-
-
-def _coreset(flat: Float[Tensor, "m d"], memory: Memory, rng: torch.Generator, on_kept: Step) -> Int[Tensor, " kept"]:
-    """Greedy k-centre from a drawn patch: always the patch farthest from those kept so far.
-
-    In the space it works in (unit vectors or, for l2, the features as they are, projected at random if they have more
-    than 128 dimensions) no patch is then more than twice as far from a kept one as under the best choice. Beside the
-    points it holds a distance per point.
-    """
-    points, kept = _projected(flat, memory.metric, rng), memory.kept(len(flat))
-    halves = points.square().sum(1) / 2
-    distance = torch.full((len(points),), math.inf)
-    fresh = chosen = torch.randint(len(points), (1,), generator=rng)
-    while len(chosen) < kept:
-        _bring_closer(distance, points, halves, fresh)
-        distance[fresh] = -1  # never again, not even where all that is left are copies
-        fresh = _farthest(distance, points, halves, min(ROUND, kept - len(chosen)))
-        chosen = torch.cat([chosen, fresh])
-        on_kept(len(chosen))
-    return chosen
-
-
-def _projected(flat: Float[Tensor, "m d"], metric: str, rng: torch.Generator) -> Float[Tensor, "m p"]:
-    dim = flat.shape[1]
-    scaled = unit if metric == "cosine" else Tensor.float
-    if dim <= PROJECTED:
-        return scaled(flat)
-    onto = torch.randn(dim, PROJECTED, generator=rng) / math.sqrt(PROJECTED)
-    return torch.cat([scaled(part) @ onto for part in flat.split(QUERIES)])
-
-
-def _bring_closer(
-    distance: Float[Tensor, " m"], points: Float[Tensor, "m p"], halves: Float[Tensor, " m"], fresh: Int[Tensor, " f"]
-) -> None:
-    """Lower, in place, the distance of every point to the nearest centre (half its square) for the fresh centres."""
-    rows = max(1, BLOCK * BLOCK // len(fresh))
-    for begin in range(0, len(points), rows):
-        part = slice(begin, begin + rows)
-        to_fresh = torch.addmm(halves[fresh], points[part], points[fresh].T, alpha=-1).amin(1)
-        distance[part] = torch.minimum(distance[part], (to_fresh + halves[part]).clamp(min=0))
-
-
-def _farthest(
-    distance: Float[Tensor, " m"], points: Float[Tensor, "m p"], halves: Float[Tensor, " m"], most: int
-) -> Int[Tensor, " f"]:
-    """The next centres of the greedy choice, exactly, as many as can be told without looking at every point again.
-
-    Distances only shrink. As long as the best of the farthest candidates, brought closer by those just taken, is no
-    nearer than the farthest point outside was before, it is the farthest of all.
-    """
-    far, candidates = distance.topk(min(most + 1, len(distance)))
-    outside = float(far[most]) if len(far) > most else -math.inf
-    far, candidates = far[:most], candidates[:most]
-    halves, points = halves[candidates], points[candidates]
-    between = (halves[:, None] + halves[None, :] - points @ points.T).clamp(min=0)
-    taken: list[int] = []
-    while len(taken) < most:
-        farthest = int(far.argmax())
-        if taken and float(far[farthest]) < outside:
-            break
-        taken.append(farthest)
-        far = torch.minimum(far, between[farthest])
-        far[taken] = -math.inf
-    return candidates[taken]
-
-
-Choice = Callable[[Tensor, Memory, torch.Generator, Step], Tensor]
-CHOICES: dict[str, Choice] = {"random": _random, "coreset": _coreset}
