@@ -518,6 +518,11 @@ def test_a_broken_file_is_refused(content, file, reason, tmp_path):
         read_weights(tmp_path / file)
 
 
+def test_a_prefix_is_one_only_if_every_name_has_it(tmp_path):
+    save_file({"module.a": torch.zeros(1), "b": torch.zeros(1)}, tmp_path / "w.safetensors")
+    assert set(read_weights(tmp_path / "w.safetensors")) == {"module.a", "b"}
+
+
 def test_a_cut_file_is_refused(tmp_path):
     for old in (False, True):
         path = tmp_path / "w.pth"
