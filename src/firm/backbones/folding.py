@@ -1,4 +1,4 @@
-"""Batch norms put into the convolutions before them: the same function for a third less time, but no way to train."""
+"""Batch norms put into the convolutions before them: the same function sooner, but no way to train it."""
 
 from __future__ import annotations
 
