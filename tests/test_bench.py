@@ -16,6 +16,7 @@ from PIL import Image
 from firm.bench import FINAL, result_path, results, run_missing
 from firm.metrics import aulc
 from firm.recipes.experiment import Experiment
+from firm.recipes.industrial import PATCH_TABLES, patch_plan
 from firm.recipes.recipe import change, to_json
 from firm.recipes.tables import TABLES, experiment, plan
 from firm.report.curves import draw_curves
@@ -187,3 +188,13 @@ def test_published_numbers() -> None:
         {"ntxent": 95.8, "supcon": 97.0, "rot-supcon": 98.1, "firm": 98.6},
     )
     assert published("drawn:plate") == (1, {})
+
+
+def test_every_stored_result_is_found_by_a_table() -> None:
+    """A setting added later must not rename what was measured before it, or the pages could not be written again."""
+    stored = {path.stem for path in Path("docs/results/runs").glob("*.json")}
+    seeds = [0, 1, 2]
+    named = {one.name for table in TABLES.values() for one in plan(table, "short", seeds)}
+    named |= {one.name for table in PATCH_TABLES.values() for one in patch_plan(table, "short", seeds)}
+    assert stored
+    assert stored <= named, sorted(stored - named)

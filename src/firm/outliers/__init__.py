@@ -10,6 +10,8 @@ from firm.outliers.mixed import Mixed
 from firm.outliers.nsa import Nsa
 from firm.outliers.nsa_classes import nsa_for
 from firm.outliers.rotations import Rotations
+from firm.outliers.shades import Shades
+from firm.outliers.strokes import Strokes
 from firm.types import OutlierSource
 
 OUTLIERS: dict[str, OutlierSource] = {
@@ -20,4 +22,4 @@ OUTLIERS: dict[str, OutlierSource] = {
     "mixed": Mixed(),
 }
 
-__all__ = ["OUTLIERS", "CutPaste", "Donor", "Exposure", "Mixed", "Nsa", "Rotations", "nsa_for"]
+__all__ = ["OUTLIERS", "CutPaste", "Donor", "Exposure", "Mixed", "Nsa", "Rotations", "Shades", "Strokes", "nsa_for"]

@@ -6,6 +6,8 @@ from firm.outliers.cutpaste import CutPaste
 from firm.outliers.donor import Donor
 from firm.outliers.nsa import Nsa
 from firm.outliers.nsa_classes import NSA_CLASSES, UNIFORM
+from firm.outliers.shades import Shades
+from firm.outliers.strokes import Strokes
 from firm.types import OutlierSource
 
 LOCAL: dict[str, OutlierSource] = {
@@ -15,5 +17,7 @@ LOCAL: dict[str, OutlierSource] = {
     "donor": Donor(),
     "nsa": Nsa(),
     "nsa-uniform": UNIFORM,
+    "strokes": Strokes(),
+    "shades": Shades(),
     **{f"nsa-{product}": source for product, source in NSA_CLASSES.items()},
 }

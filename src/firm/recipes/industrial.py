@@ -11,7 +11,7 @@ from firm.bank import Memory
 from firm.conditioning import Conditioning
 from firm.data.industrial import PUBLISHED
 from firm.recipes.presets import ADAPTED, INSPECT, PATCHES, WHOLE
-from firm.recipes.recipe import Recipe, change, digest, to_json
+from firm.recipes.recipe import Recipe, change, digest, sparse
 from firm.types import FirmError
 
 SCREW, TILE = "mvtec:screw", "magnetic_tile"
@@ -36,7 +36,7 @@ class PatchExperiment:
 
     @property
     def name(self) -> str:
-        looked = {name: to_json(getattr(self.recipe, name)) for name in ("tiling", "memory", "features", "automatic")}
+        looked = {name: sparse(getattr(self.recipe, name)) for name in ("tiling", "memory", "features", "automatic")}
         text = json.dumps([looked, self.looks], sort_keys=True)
         further = {"data": self.data, "seed": self.seed, "steps": self.steps, "probes": self.probes, "side": self.side}
         trained = digest(self.recipe, **further, looked=hashlib.sha256(text.encode()).hexdigest())

@@ -121,18 +121,18 @@ def digest(recipe: Recipe, **further: Any) -> str:
 
     Settings at their defaults are left out, so a setting added later does not rename the trainings before it.
     """
-    content = {k: v for k, v in _sparse(recipe).items() if k not in NOT_TRAINED}
+    content = {k: v for k, v in sparse(recipe).items() if k not in NOT_TRAINED}
     text = json.dumps(content | further | {"format": 1}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _sparse(value: Any) -> Any:
-    """As `to_json`, without the fields that have their default."""
+def sparse(value: Any) -> Any:
+    """As `to_json`, without the fields that have their default: what a setting added later leaves as it was."""
     if not is_dataclass(value) or isinstance(value, type):
         return to_json(value)
     kind = {"kind": _kind(type(value))} if type(value) in _members() else {}
     given = [f.name for f in fields(value) if getattr(value, f.name) != _default(f)]
-    return kind | {name: _sparse(getattr(value, name)) for name in given}
+    return kind | {name: sparse(getattr(value, name)) for name in given}
 
 
 def _default(one: dataclasses.Field[Any]) -> Any:
