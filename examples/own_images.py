@@ -22,7 +22,7 @@ def main(good: Path, suspects: Path) -> None:
     limit = detector.threshold
     print(f"threshold {limit.value:.4f}: at most {100 * limit.false_calls:.0f} % false calls ({limit.images} images)")
 
-    images, files, skipped = read_files([suspects])
+    images, files, skipped = read_files([suspects], depth=detector.preprocessing.depth)
     for _, reason in skipped:
         print(f"left out: {reason}", file=sys.stderr)
     scores = detector.score(images)

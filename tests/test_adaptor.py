@@ -15,6 +15,7 @@ import drawings
 from firm.adaptor import Adaptor, Pretrained, cell_features, check_cells, mirrored
 from firm.backbones import FACTS, load_backbone
 from firm.backbones.resnet import ResNet
+from firm.bank import Memory
 from firm.cells import Cells, CellTask, Choosable, overlapping, spread
 from firm.choosing import COARSE, choose
 from firm.detector import Detector, as_data, foretell
@@ -26,6 +27,7 @@ from firm.metrics import auroc
 from firm.recipes.presets import ADAPTED
 from firm.recipes.recipe import change, from_json, to_json
 from firm.runs import Run
+from firm.storage import load_tensors, save_tensors
 from firm.tiling import Grid
 from firm.types import FirmError
 
@@ -340,6 +342,40 @@ def test_the_plain_baseline_trains_nothing_and_makes_no_defects(recipe, tmp_path
     assert set(found.localiser.banks) == {"backbone"}
     assert set(told) == {"good"}
     assert found.localiser.banks["backbone"].memory.metric == "l2"
+
+
+def test_reweighed_image_scores_are_those_of_the_file_and_maps_stay(recipe, tmp_path):
+    """Fitted, saved and loaded, with the threshold set on weighed scores; a file from before knows of no weights."""
+    plain = change(
+        recipe, {"features": "backbone", "training.epochs": 0, "pretrained.margin": 0, "memory": Memory(keep=0.3)}
+    )
+    light, heavy = (
+        Detector.fit(GOOD[:8], recipe=given, seed=0, holdout=0.2, false_calls=0.25)
+        for given in (plain, change(plain, {"memory.reweight": 9}))
+    )
+    bad = BAD.images[:4]
+    here, there = light.locate(bad), heavy.locate(bad)
+    assert torch.equal(here.maps, there.maps)
+    assert torch.equal(heavy.score(bad), there.scores)
+    weight = there.scores / here.scores
+    assert float(weight.min()) >= 1 - 1 / 9 - 1e-6
+    assert float(weight.max()) < 1
+    assert len(weight.unique()) == 4
+    bound = torch.tensor(heavy.threshold.value)
+    assert torch.isclose(heavy.score(GOOD[:8]), bound).any()
+    assert not torch.isclose(light.score(GOOD[:8]), bound).any()
+    heavy.save(tmp_path / "part.firm")
+    assert torch.equal(Detector.load(tmp_path / "part.firm").score(bad), there.scores)
+
+    light.save(tmp_path / "old.firm")
+    tensors, card = load_tensors(tmp_path / "old.firm", kind="detector", schema=1)
+    for owner, name in (("memory", "reweight"), ("pretrained", "hard"), ("pretrained", "evenly")):
+        del card["recipe"][owner][name]
+    content = {name: value for name, value in card.items() if name not in ("kind", "schema")}
+    save_tensors(tmp_path / "old.firm", tensors, content, kind="detector", schema=1)
+    old = Detector.load(tmp_path / "old.firm")
+    assert old.recipe == light.recipe
+    assert torch.equal(old.score(bad), here.scores)
 
 
 def test_only_the_adaptor_is_trained(recipe):

@@ -253,6 +253,120 @@ def test_standardising_makes_a_restless_place_count_less():
     assert relative.argmax() == 1 * 8 + 6
 
 
+# --- how much the distance of a patch counts ---
+
+
+def apart_by(metric, one, other):
+    """The distance of two lists of features."""
+    if metric == "l2":
+        return math.dist(one, other)
+    return 1 - math.fsum(a * b for a, b in zip(one, other, strict=True)) / (math.hypot(*one) * math.hypot(*other))
+
+
+def naive_weight(bank, known, patch, cell):
+    """PatchCore's weight of one patch by loops; `known` are the features of the bank's patches."""
+    memory, cells = bank.memory, bank.cell.tolist()
+    near = window(cell, cells, memory, bank.shape[1], lambda found: len(found) >= memory.k)
+    nearest = min(near, key=lambda i: apart_by(memory.metric, patch, known[i]))
+    around = sorted(range(len(known)), key=lambda i: (i != nearest, apart_by(memory.metric, known[nearest], known[i])))
+    crowd = [math.exp(apart_by(memory.metric, patch, known[i])) for i in around[: memory.reweight]]
+    return 1 - crowd[0] / sum(crowd)
+
+
+def weighed(bank, suspect):
+    """The weights of all patches of some images, one row of cells after the other."""
+    cells = torch.arange(math.prod(bank.shape)).repeat(len(suspect))
+    return bank.weights(suspect.flatten(0, 2), cells)
+
+
+@settings(max_examples=40)
+@given(
+    memory=SETTINGS,
+    reweight=st.integers(2, 5),
+    n=st.integers(3, 4),
+    block=st.sampled_from([1, 3, 1024]),
+    seed=st.integers(0, 99),
+)
+def test_weights_are_those_of_loops(memory, reweight, n, block, seed):
+    good, suspect = features(n, 2, 4, dim=4, seed=seed), features(2, 2, 4, dim=4, seed=seed + 100)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "BLOCK", block)
+        bank = fit_bank(good, replace(memory, reweight=reweight), rng=contracts.generator())
+        found = weighed(bank, suspect)
+    known = good.flatten(0, 2)[kept(bank)].tolist()
+    asked = suspect.flatten(0, 2).tolist()
+    expected = [naive_weight(bank, known, patch, place % 8) for place, patch in enumerate(asked)]
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("reweight", "at", "sum_of"),
+    [
+        (2, -2.0, [2, 3]),  # nearest 0, beside it 1
+        (2, 6.0, [2, 5]),  # nearest 4, beside it 1: alone, so the same distance counts more
+        (2, 2.75, [1.25, 1.75]),  # nearest 4, and 1 beside it although on the other side
+        (3, -2.0, [2, 3, 6]),
+        (3, 0.0, [0, 1, 4]),
+    ],
+)
+def test_weights_of_three_patches_by_hand(reweight, at, sum_of):
+    """Patches at 0, 1 and 4 on a line."""
+    line = torch.tensor([0.0, 1.0, 4.0]).view(3, 1, 1, 1)
+    found = fitted(line, metric="l2", reweight=reweight).weights(torch.tensor([[at]]), torch.tensor([0]))
+    assert float(found) == pytest.approx(1 - math.exp(sum_of[0]) / sum(map(math.exp, sum_of)), abs=1e-6)
+
+
+def test_the_weight_of_the_first_of_them_in_figures():
+    line = torch.tensor([0.0, 1.0, 4.0]).view(3, 1, 1, 1)
+    bank = fitted(line, metric="l2", reweight=2)
+    weights = bank.weights(torch.tensor([[-2.0], [6.0]]), torch.tensor([0, 0]))
+    assert weights.tolist() == pytest.approx([0.7310586, 0.9525741], abs=1e-6)
+
+
+@settings(max_examples=40)
+@given(
+    scale=st.sampled_from([1e-3, 1.0, 1e3]),
+    reweight=st.integers(2, 9),
+    metric=st.sampled_from(METRICS),
+    reach=st.sampled_from([-1, 0]),
+    seed=st.integers(0, 99),
+)
+def test_a_weight_is_a_part_and_rises_with_the_crowd(scale, reweight, metric, reach, seed):
+    """Never below 1 - 1/b, since none of the b is nearer than the nearest; with places, one elsewhere may be."""
+    bank = fitted(scale * features(4, 2, 3, seed=seed), metric=metric, reweight=reweight, reach=reach)
+    found = weighed(bank, scale * features(2, 2, 3, seed=seed + 100))
+    assert found.isfinite().all()  # exp(1000) is not
+    assert float(found.max()) <= 1
+    assert float(found.min()) >= (1 - 1 / reweight - 1e-5 if reach < 0 else 0)
+    if scale <= 1:
+        assert float(found.max()) < 1
+
+
+def test_a_patch_is_weighed_alone_and_where_it_was_seen():
+    bank = fitted(features(4), reach=0, reweight=3, metric="l2")
+    suspect = features(3, seed=1).flatten(0, 2)
+    cells = torch.arange(12).repeat(3)
+    together = bank.weights(suspect, cells)
+    alone = torch.cat([bank.weights(suspect[i : i + 1], cells[i : i + 1]) for i in range(36)])
+    torch.testing.assert_close(together, alone)
+    assert not torch.allclose(bank.weights(suspect, cells.flip(0)), together)
+    assert bank.weights(suspect[:0], cells[:0]).shape == (0,)
+
+
+def test_a_remembered_patch_counts_once_among_its_copies():
+    """Seven copies of one patch and two others: the crowd of four is copies, of which none is taken twice."""
+    line = torch.tensor([5.0] * 7 + [0.0, 9.0]).view(9, 1, 1, 1)
+    found = fitted(line, metric="l2", reweight=4).weights(torch.tensor([[7.0]]), torch.tensor([0]))
+    near = fitted(line, metric="l2", reweight=8).weights(torch.tensor([[6.0]]), torch.tensor([0]))
+    assert float(found) == pytest.approx(1 - 1 / (1 + 3), abs=1e-6)
+    assert float(near) == pytest.approx(1 - math.e / (7 * math.e + math.exp(3)), abs=1e-6)
+
+
+def test_weighing_changes_no_score_of_a_patch():
+    good, suspect = features(4), features(2, seed=1)
+    assert torch.equal(fitted(good, reweight=9).score(suspect), fitted(good).score(suspect))
+
+
 # --- which patches are kept ---
 
 
@@ -271,21 +385,26 @@ def radius(points, centres):
 
 
 @pytest.mark.parametrize("reach", [-1, 1])
-@pytest.mark.parametrize(("beside", "left_out"), [(0, 0), (2, 2), (5, 3)])  # never more than an eighth either way
-def test_images_beside_one_are_no_others_to_it(beside, left_out, reach):
-    good = features(25, 2, 2)
-    scores = leave_one_out(fitted(good, beside=beside, reach=reach, metric="l2"), good)
+def test_images_of_the_same_part_are_no_others(reach):
+    good, parts = features(25, 2, 2), torch.arange(25) * 7 % 9
+    scores = leave_one_out(fitted(good, reach=reach, metric="l2"), good, parts=parts)
     for image, cell in itertools.product(range(25), range(4)):
-        others = [one for one in range(25) if abs(one - image) > left_out]
-        known = good[others].flatten(0, 2)
+        known = good[parts != parts[image]].flatten(0, 2)
         expected = (known - good[image].flatten(0, 1)[cell]).norm(dim=1).min()
         assert float(scores[image].flatten()[cell]) == pytest.approx(float(expected), abs=1e-4)
 
 
-def test_where_places_keep_only_some_patches_just_the_image_itself_is_left_out():
-    good = features(24, 2, 2)
-    some = fitted(good, beside=8, reach=0, keep=0.3)
-    torch.testing.assert_close(leave_one_out(some, good), leave_one_out(fitted(good, reach=0, keep=0.3), good))
+def test_statistics_are_those_of_parts_and_one_part_alone_is_its_own_other():
+    good = features(12, 2, 2).repeat_interleave(2, 0)  # every image twice: to a stranger of images all scores are 0
+    memory, parts = Memory(standardise=True), torch.arange(12).repeat_interleave(2)
+    naive, honest, one = (
+        fit_bank(good, memory, rng=contracts.generator(), parts=some) for some in (None, parts, torch.zeros_like(parts))
+    )
+    assert naive.mean.abs().max() < 1e-5
+    assert honest.mean.min() > 0.01
+    torch.testing.assert_close(honest.mean, leave_one_out(naive, good, parts=parts).mean(0))
+    assert torch.equal(one.mean, naive.mean)
+    assert torch.equal(honest.image, naive.image)  # what is remembered stays the same
 
 
 @settings(max_examples=60)
@@ -384,7 +503,10 @@ class Largest(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("settings", [{"keep": 0.2, "choose": "coreset"}, {"standardise": True}, {"reach": 1, "k": 3}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"keep": 0.2, "choose": "coreset"}, {"standardise": True}, {"reach": 1, "k": 3}, {"reach": 1, "reweight": 9}],
+)
 def test_memory_grows_with_the_patches_not_with_their_pairs(settings, monkeypatch):
     monkeypatch.setattr(module, "BLOCK", 128)
     monkeypatch.setattr(coreset, "BLOCK", 128)
@@ -392,7 +514,10 @@ def test_memory_grows_with_the_patches_not_with_their_pairs(settings, monkeypatc
     monkeypatch.setattr(module, "QUERIES", 256)
     good = features(16, 5, 10, dim=8)  # 800 patches: 6,400 numbers, 640,000 pairs
     with Largest() as largest:
-        fitted(good, **settings).score(good)
+        bank = fitted(good, **settings)
+        bank.score(good)
+        if bank.memory.reweight:
+            weighed(bank, good)
     assert largest.numbers <= max(good.numel(), 128 * 128)
 
 
@@ -406,6 +531,9 @@ def test_a_bank_survives_a_file(metric):
     again = Bank.from_tensors(load(save(bank.tensors())), bank.memory)
     assert again.shape == bank.shape == (3, 4)
     assert torch.equal(again.score(suspect), bank.score(suspect))
+    heavy = fitted(good, keep=0.5, reach=1, metric=metric, reweight=4)
+    loaded = Bank.from_tensors(load(save(heavy.tensors())), heavy.memory)
+    assert torch.equal(weighed(loaded, suspect), weighed(heavy, suspect))
     with pytest.raises(FirmError, match=r"the bank lacks image, cell; write it again with Bank.tensors"):
         Bank.from_tensors({name: bank.tensors()[name] for name in ("vectors", "mean", "deviation")}, bank.memory)
 
@@ -455,6 +583,9 @@ def test_the_cost_is_told_before():
         ({"reach": -2}, "memory.reach is -2; use -1 for every place or 0 and more cells"),
         ({"metric": "l1"}, "memory.metric is 'l1'; use one of cosine, l2"),
         ({"k": 0}, "memory.k is 0; a neighbour score needs k >= 1"),
+        ({"reweight": 1}, "memory.reweight is 1; use 0 for none or 2 and more patches, 9 as PatchCore"),
+        ({"reweight": -9}, "memory.reweight is -9; use 0"),
+        ({"reweight": 9, "standardise": True}, "set memory.standardise=false or memory.reweight=0"),
     ],
 )
 def test_wrong_settings_are_refused(wrong, sentence):
@@ -468,6 +599,8 @@ def test_what_cannot_be_compared_is_refused():
         fitted(good[:0])
     with pytest.raises(FirmError, match="k = 5 neighbours cannot be found among 4 kept patches; keep more or lower k"):
         fitted(good, keep=0.1, k=5)
+    with pytest.raises(FirmError, match=r"memory\.reweight is 9, but only 4 patches are kept; keep more or lower it"):
+        fitted(good, keep=0.1, reweight=9)
     with pytest.raises(FirmError, match=r"cannot be standardised by others; give 2 or set memory.standardise to False"):
         fitted(good[:1], standardise=True)
     with pytest.raises(FirmError, match=r"leaves 0 patches of others .* give more good images.*standardise to False"):

@@ -94,3 +94,54 @@ def test_a_score_that_is_not_a_number_makes_no_threshold():
 
 def test_the_rank_is_never_zero():
     assert threshold_of(torch.tensor([0.1, 0.2, 0.3]), 1 - 1e-11).value == pytest.approx(0.1)
+
+
+# --- several images of one part ---
+
+
+def naive(scores, parts, wished):
+    """The definition: each part has the same weight, shared by its images, and one more such weight lies above all."""
+    numbers = sorted(set(parts))
+    weight = [1 / (parts.count(part) * (len(numbers) + 1)) for part in parts]
+    for candidate in sorted(scores):
+        if sum(w for w, s in zip(weight, scores, strict=True) if s <= candidate) >= 1 - wished - 1e-9:
+            return candidate
+    return max(scores)
+
+
+@given(
+    data=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5)), min_size=1, max_size=30),
+    wished=st.floats(0.01, 0.9),
+)
+def test_parts_weigh_alike_however_many_images_they_have(data, wished):
+    scores, parts = [float(score) for score, _ in data], [part for _, part in data]
+    found = threshold_of(torch.tensor(scores), wished, torch.tensor(parts))
+    assert found.value == naive(scores, parts, wished)
+    assert found.parts == len(set(parts))
+    assert found.false_calls >= 1 / (found.parts + 1) - 1e-9
+    assert found.false_calls <= max(wished, 1 / (found.parts + 1)) + 1e-6
+
+
+def test_images_of_their_own_parts_are_the_ordinary_case():
+    scores = torch.randn(40, generator=generator())
+    for wished in (0.01, 0.05, 0.3):
+        assert threshold_of(scores, wished, torch.arange(40) * 7) == threshold_of(scores, wished)
+
+
+def test_the_promise_holds_for_new_parts_in_simulation():
+    """Six images of each part score nearly alike; counted as strangers they would promise what they cannot keep."""
+    rng = generator()
+    trials, k, of_each, wished = 1500, 8, 6, 0.05
+    part = torch.randn(trials, k + 1, 1, generator=rng)
+    scores = part + 0.05 * torch.randn(trials, k + 1, of_each, generator=rng)
+    parts = torch.arange(k).repeat_interleave(of_each)
+    known = [threshold_of(one[:k].flatten(), wished, parts) for one in scores]
+    naively = [threshold_of(one[:k].flatten(), wished) for one in scores]
+    calls, more = (
+        sum(float(one[k, 0]) > bound.value for one, bound in zip(scores, bounds, strict=True)) / trials
+        for bounds in (known, naively)
+    )
+    assert known[0].false_calls == pytest.approx(1 / 9)  # the least that eight parts can promise
+    assert calls <= 1 / 9 + 0.02
+    assert naively[0].false_calls < 0.05
+    assert more > 0.08

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import drawings
-from firm.choosing import EXPOSURE, INSPECTED, KNOWN, Choice, choose, describe, make_trial
+from firm.choosing import Choice, choose, describe
 from firm.conditioning import Conditioning
 from firm.foreground import Rule
 from firm.images import resize
@@ -172,42 +172,6 @@ def test_large_images_are_tried_at_the_size_of_the_recipe():
     ]
     assert found[0] == found[1]
     assert told[0] == told[1]
-
-
-# --- the trial ---
-
-
-def test_the_trial_is_good_images_apart_and_the_same_with_defects_in_changing_light():
-    images = drawings.screws(30).images
-    trial = make_trial(images, Rule(method="otsu"), seed=0)
-    assert trial.known.shape[0] == 20
-    assert trial.inspected.shape[0] == 20
-    assert trial.defective.tolist() == [False] * 10 + [True] * 10
-    names = {image.numpy().tobytes(): number for number, image in enumerate(images)}
-    known = {names[image.numpy().tobytes()] for image in trial.known}
-    shown = []
-    for good in trial.inspected[:10].float():
-        ratio = good.mean() / images.float().mean((1, 2, 3))
-        difference = (images.float() * ratio[:, None, None, None] - good).abs().mean((1, 2, 3))
-        number = int(difference.argmin())
-        assert float(difference[number]) < 1
-        assert abs(float(ratio[number]) - 1) < EXPOSURE + 0.01
-        shown.append((number, float(ratio[number])))
-    assert len({number for number, _ in shown}) == 10
-    assert not known & {number for number, _ in shown}
-    assert len(known) == 20
-    ratios = [ratio for _, ratio in shown]
-    assert max(ratios) - min(ratios) > EXPOSURE
-    for (number, _), bad in zip(shown, trial.inspected[10:].float(), strict=True):
-        original = images[number].float()
-        original *= bad.median() / original.median()
-        assert float((bad - original).abs().max()) > 10
-
-
-def test_a_trial_is_bounded_whatever_there_is():
-    images = torch.cat([grain(100), grain(100, seed=1)])[:, :1, :32, :32]
-    trial = make_trial(images, Rule(), seed=0)
-    assert (len(trial.known), len(trial.inspected)) == (KNOWN, 2 * INSPECTED)
 
 
 def test_rules_in_words():

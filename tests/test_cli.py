@@ -212,7 +212,7 @@ def test_good_images_alone_are_enough_and_a_broken_one_is_named(plates: Path, tm
 def test_a_promise_that_cannot_be_kept_is_said(plates: Path, tmp_path: Path) -> None:
     done = run("fit", plates, "--out", tmp_path / "x.firm", *WHOLE, "--holdout=0.2")
     assert done.returncode == 0, done.stderr
-    assert "2 held-out images cannot promise 5 %; that takes 19" in done.stderr
+    assert "2 held-out good images cannot promise 5 %; that takes 19" in done.stderr
     assert "at most 33.3 % false calls expected" in done.stdout
 
 
@@ -557,7 +557,7 @@ def test_the_demo_draws_a_tray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_foretelling_counts_the_images_that_are_learnt_from() -> None:
     data, _ = drawn("plate", size=32, train=9, good=0, bad=0)
-    learn, held_out = split(9, 0.5, seed=3)
+    learn, held_out = split(torch.arange(9), 0.5, seed=3)
     told = foretell(recipe("parts", **{"training.batch": 2, "training.epochs": 7}), data, holdout=0.5, seed=3)
     assert told == [f"training: {len(learn)} good images, 7 epochs of {len(learn)} steps"]
     assert len(learn) + len(held_out) == 9

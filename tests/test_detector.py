@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional as F
 
 from firm.detector import Detector, split
 from firm.recipes.presets import PARTS
@@ -106,7 +109,7 @@ def test_files_that_cannot_be_trusted_are_refused(detector: Detector, tmp_path: 
         Detector.load(path)
 
     detector.save(path)
-    edited = path.read_bytes().replace(b'\\"false_calls\\": 0.0', b'\\"false_calls\\": 0.9')
+    edited = path.read_bytes().replace(b'\\"zoom\\": 1.', b'\\"zoom\\": 2.')
     assert edited != path.read_bytes()
     path.write_bytes(edited)
     with pytest.raises(FirmError, match="damaged or edited"):
@@ -149,10 +152,60 @@ def test_collapse_is_said() -> None:
         Detector.fit(stripes(20, seed=0), recipe=recipe)
 
 
-def test_no_image_is_both_learnt_and_held_out() -> None:
-    learn, held_out = split(50, 0.2, seed=3)
-    assert len(held_out) == 10
-    assert sorted([*learn.tolist(), *held_out.tolist()]) == list(range(50))
+# --- what is held out ---
+
+
+@given(
+    parts=st.lists(st.integers(0, 30), min_size=2, max_size=200),
+    holdout=st.floats(0.001, 0.999),
+    seed=st.integers(0, 99),
+)
+def test_images_of_one_part_stay_together(parts: list[int], holdout: float, seed: int) -> None:
+    numbers = torch.tensor(parts).unique(return_inverse=True)[1]
+    learn, held_out = split(numbers, holdout, seed=seed)
+    wished = min(len(parts) - 1, max(1, round(holdout * len(parts))))
+    assert sorted([*learn.tolist(), *held_out.tolist()]) == list(range(len(parts)))
+    assert 1 <= len(held_out) <= wished
+    shared = set(numbers[learn].tolist()) & set(numbers[held_out].tolist())
+    if shared:  # only where no part is small enough to be held out as a whole
+        assert int(numbers.bincount().min()) > wished
+        assert len(shared) == 1
+
+
+def test_strangers_are_held_out_at_random_and_as_many_as_wished() -> None:
+    drawn = [split(torch.arange(50), 0.2, seed=seed)[1].tolist() for seed in range(60)]
+    assert all(len(one) == 10 for one in drawn)
+    assert {place for one in drawn for place in one} == set(range(50))
+    assert drawn[0] == split(torch.arange(50), 0.2, seed=0)[1].tolist()
+    assert drawn[0] != drawn[1]
+
+
+def photographs(parts: int, of_each: int, *, seed: int) -> Tensor:
+    """Parts with a smooth pattern of their own, each photographed several times with hardly any noise, in any order."""
+    rng = torch.Generator().manual_seed(seed)
+    pattern = torch.randn(parts, 1, 4, 4, generator=rng) * 30 + 128
+    pixels = F.interpolate(pattern, size=16, mode="bilinear").repeat_interleave(of_each, 0)
+    pixels = (pixels + torch.randn(pixels.shape, generator=rng))[torch.randperm(len(pixels), generator=rng)]
+    return pixels.clamp(0, 255).to(torch.uint8).expand(-1, 3, -1, -1).contiguous()
+
+
+def realised(images: Tensor, fresh: Tensor, *, seed: int) -> tuple[float, float]:
+    """The false calls an untrained detector promises, and those it makes among new parts."""
+    untrained = change(SMALL, {"training.epochs": 0})
+    fitted = Detector.fit(images, recipe=untrained, seed=seed, holdout=0.5, false_calls=0.2)
+    return fitted.threshold.false_calls, float((fitted.predict(fresh) == -1).float().mean())
+
+
+def test_the_promise_holds_for_new_parts_where_each_was_photographed_six_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sisters not looked for, the same photographs promise as much and call everything."""
+    fresh = photographs(200, 1, seed=99)
+    sets = [photographs(80, 6, seed=seed) for seed in range(8)]
+    made = [realised(images, fresh, seed=seed) for seed, images in enumerate(sets)]
+    monkeypatch.setattr("firm.detector.sisters", lambda name, images: torch.arange(len(images)))
+    naive = [realised(images, fresh, seed=seed) for seed, images in enumerate(sets[:2])]
+    assert all(0.15 < promise <= 0.2 for promise, _ in made)
+    assert sum(calls for _, calls in made) / 8 == pytest.approx(0.2, abs=0.1)  # forty parts scatter by 0.07 each
+    assert all(promise == pytest.approx(0.2, abs=0.005) and calls > 0.9 for promise, calls in naive)
 
 
 def test_grey_images_of_another_size_are_fine() -> None:

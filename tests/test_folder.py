@@ -16,6 +16,7 @@ from firm.data import load, load_folder, read_folder
 from firm.data.drawn import drawn, write_folder
 from firm.data.folder import read_labelled, read_test
 from firm.images import decode_mask, resize_mask
+from firm.pixels import ORIENTATION, UPRIGHT
 from firm.types import FirmError
 
 RNG = np.random.default_rng(0)
@@ -198,17 +199,17 @@ RGB = pixels(20, 30, 3)
 PALETTE = Image.fromarray(RGB[..., 0] // 64)
 PALETTE.putpalette([200, 0, 0, 0, 100, 0, 0, 0, 50, 9, 9, 9])
 EXIF = Image.Exif()
-EXIF[images.ORIENTATION] = 6
+EXIF[ORIENTATION] = 6
 CAMERA = {
     "grey.png": (Image.fromarray(RGB[..., 0]), {}, np.repeat(RGB[..., :1], 3, axis=2)),
     "colour.bmp": (Image.fromarray(RGB), {}, RGB),
     "clear.png": (Image.fromarray(np.dstack([RGB, np.full((20, 30), 255, np.uint8)])), {}, RGB),
-    "palette.gif": (PALETTE, {}, np.array(PALETTE.convert("RGB"))),
+    "palette.tif": (PALETTE, {}, np.array(PALETTE.convert("RGB"))),
     "deep.png": (Image.fromarray(RGB[..., 0].astype(np.uint16) * 257), {}, np.repeat(RGB[..., :1], 3, axis=2)),
     "deep.tif": (Image.fromarray(RGB[..., 1].astype(np.uint16) * 257), {}, np.repeat(RGB[..., 1:2], 3, axis=2)),
     "bilevel.png": (Image.fromarray(RGB[..., 0] > 99), {}, np.repeat((RGB[..., :1] > 99) * np.uint8(255), 3, axis=2)),
     "turned.png": (Image.fromarray(RGB), {"exif": EXIF}, np.rot90(RGB, -1)),
-    "wide.ppm": (Image.fromarray(RGB[:1]), {}, RGB[:1]),
+    "wide.bmp": (Image.fromarray(RGB[:1]), {}, RGB[:1]),
     "dot.webp": (Image.fromarray(RGB[:1, :1]), {"lossless": True}, RGB[:1, :1]),
 }
 
@@ -330,11 +331,11 @@ def test_a_mask_follows_the_exif_of_its_image_only_when_it_must(tmp_path, orient
     """Drawn on what one sees it fits as it is; drawn on the pixels as stored, its size gives it away."""
     mvtec(tmp_path)
     exif = Image.Exif()
-    exif[images.ORIENTATION] = orientation
+    exif[ORIENTATION] = orientation
     shown = np.zeros((16, 8, 3), np.uint8)
     shown[3, 1] = 255
     across = orientation >= 5
-    undo = images.UPRIGHT.get({6: 8, 8: 6}.get(orientation, orientation))
+    undo = UPRIGHT.get({6: 8, 8: 6}.get(orientation, orientation))
     stored = Image.fromarray(shown) if undo is None else Image.fromarray(shown).transpose(undo)
     assert stored.size == ((16, 8) if across else (8, 16))
     for name, mask in {"seen": Image.fromarray(shown[..., 0]), "stored": stored.convert("L")}.items():
@@ -382,7 +383,7 @@ def test_nearest_is_pillows_nearest():
 
 def test_a_huge_mask_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
     save(tmp_path / "mask.png", square((16, 16), 1, 1))
-    monkeypatch.setattr(images, "MAX_PIXELS", 255)
+    monkeypatch.setattr("firm.pixels.MAX_PIXELS", 255)
     with pytest.raises(FirmError, match="16 x 16 pixels, more than 255"):
         decode_mask(tmp_path / "mask.png")
 
@@ -392,7 +393,7 @@ def test_a_huge_mask_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
 
 def test_full_size_pixels_never_lie_in_memory_together(tmp_path, monkeypatch):
     mvtec(tmp_path, *map(str, range(20)), shape=(8, 8))
-    monkeypatch.setattr(module, "decode", lambda _: np.zeros((500, 500, 3), np.uint8))  # 0.75 MB each
+    monkeypatch.setattr(module, "decode", lambda *_: np.zeros((500, 500, 3), np.uint8))  # 0.75 MB each
     tracemalloc.start()
     assert len(load_folder(tmp_path, 8).test) == 21
     _, most = tracemalloc.get_traced_memory()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from firm.images import decode
 from firm.report import heat
-from firm.report.heat import beside_scale, overlay, places, write_overlay
+from firm.report.heat import beside_scale, ends, levels, overlay, places, write_overlay
 from firm.types import FirmError
 
 GREY = np.full((40, 60, 3), 128, np.uint8)
@@ -97,10 +97,32 @@ def test_heat_of_another_size_lies_where_it_belongs():
     assert not changed[:, :100].any()
 
 
-@pytest.mark.parametrize("threshold", [0.0, -1.0, np.inf, np.nan])
+@pytest.mark.parametrize("threshold", [-np.inf, np.inf, np.nan])
 def test_a_threshold_without_a_scale_is_refused(threshold):
-    with pytest.raises(FirmError, match="has no scale of colours"):
+    with pytest.raises(FirmError, match="has no scale of colours; fit the detector again"):
         overlay(GREY, plane(1), threshold)
+
+
+@pytest.mark.parametrize("threshold", [0.0, -0.3])
+def test_a_threshold_of_nothing_colours_only_what_is_above_it(threshold):
+    """A good picture, of a heat of 0 throughout, stays as it is; the warm half of the scale is one score long."""
+    for nothing in (threshold, threshold - 0.1, threshold - 50):
+        np.testing.assert_array_equal(overlay(GREY, plane(nothing), threshold), GREY)
+    for above in (0.001, 0.3, 0.9, 1.0, 7.0):
+        inside = overlay(GREY, plane(threshold + above), threshold)[20, 30].astype(int)
+        expected = naive(GREY[:1, :1], plane(1 + above, 1, 1), 1.0)[0, 0]  # as far above a threshold of 1
+        np.testing.assert_allclose(inside, expected, atol=1)
+
+
+@pytest.mark.parametrize("threshold", [2.0, 1e-3, 0.0, -0.3])
+def test_a_line_goes_round_whatever_is_called(threshold):
+    warmth = plane(threshold)
+    assert not (overlay(GREY, warmth, threshold) == heat.LINE).all(2).any()
+    warmth[10:20, 10:30] = np.nextafter(np.float32(threshold), np.float32(9))
+    lined = (overlay(GREY, warmth, threshold) == heat.LINE).all(2)
+    assert lined[10, 10:30].all()
+    assert not lined[12:18, 12:28].any()
+    assert not lined[21:].any()
 
 
 @pytest.mark.parametrize(
@@ -139,6 +161,28 @@ def test_the_scale_shows_what_the_colours_mean():
     labels = sheet[:, 50 + heat.MARGIN + heat.BAR + 4 :]
     assert (labels < 128).any()
     assert (labels[:, -4:] == 255).all()  # and nothing is cut off
+
+
+@pytest.mark.parametrize("threshold", [0.0, -0.3])
+def test_the_scale_of_a_threshold_of_nothing_is_plain_below_it(threshold):
+    sheet = beside_scale(np.full((300, 50, 3), 90, np.uint8), threshold)
+    column = sheet[: heat.LONGEST, 50 + heat.MARGIN + heat.BAR // 2]
+    middle = heat.LONGEST // 2
+    assert (column[middle + 1 :] == 128).all()
+    for row in (0, 40, 100):
+        value = threshold + 1 - 2 * row / (heat.LONGEST - 1)
+        np.testing.assert_array_equal(column[row], overlay(GREY, plane(value), threshold)[20, 30])
+    labels = sheet[heat.LONGEST - 16 : heat.LONGEST, 50 + heat.MARGIN + heat.BAR + 4 :]
+    assert (labels < 128).any()  # the lower end is named, too
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1.0, 12.5, -0.3])
+def test_the_ends_of_the_scale_are_as_far_from_the_threshold(threshold):
+    low, high = ends(threshold)
+    assert (low + high) / 2 == pytest.approx(threshold)
+    assert levels(plane(high), threshold).max() == pytest.approx(1)
+    assert levels(plane(low), threshold).max() == 0
+    assert low == 0 or threshold <= 0
 
 
 @pytest.mark.parametrize("threshold", [123456.0, 1.234e-12])

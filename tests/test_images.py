@@ -1,7 +1,5 @@
 """The door for pixels: what any file decodes to, and the one preprocessing."""
 
-import io
-
 import numpy as np
 import pytest
 import torch
@@ -12,21 +10,16 @@ from PIL import Image
 from firm import images
 from firm.images import Preprocessing, decode, inlier_statistics, resize, to_tensor
 from firm.types import FirmError, Statistics
+from image_files import encoded
 
 RGB = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
-
-
-def encoded(image, kind="PNG", **options):
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
 
 
 def random_images(n, c, h, w, seed=0):
     return torch.randint(0, 256, (n, c, h, w), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "PPM"])
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF"])
 def test_lossless_rgb_comes_back_as_it_was(kind, tmp_path):
     content = encoded(Image.fromarray(RGB), kind)
     file = tmp_path / "part.img"  # the content decides, not the suffix
@@ -37,67 +30,11 @@ def test_lossless_rgb_comes_back_as_it_was(kind, tmp_path):
         np.testing.assert_array_equal(decoded, RGB)
 
 
-def test_grey_and_bilevel_fill_three_channels():
-    np.testing.assert_array_equal(decode(encoded(Image.fromarray(RGB[..., 0]))), RGB[..., [0, 0, 0]])
-    stripes = np.tile([True, False, True], (4, 1))
-    np.testing.assert_array_equal(decode(encoded(Image.fromarray(stripes)))[..., 1], stripes * 255)
-
-
-@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
-def test_16_bit_grey_is_scaled_not_clipped(kind):
-    deep = np.array([[0, 128, 129, 257, 32768, 65535]], dtype=np.uint16)
-    expected = np.round(deep / 257)
-    np.testing.assert_array_equal(decode(encoded(Image.fromarray(deep), kind))[..., 0], expected)
-
-
-def test_32_bit_pixels_are_refused_with_the_fix():
-    with pytest.raises(FirmError, match="save as 8 or 16 bit"):
-        decode(encoded(Image.fromarray(np.full((2, 2), 70000, dtype=np.int32)), "TIFF"))
-    with pytest.raises(FirmError, match="save as 8 or 16 bit"):
-        decode(encoded(Image.fromarray(np.full((2, 2), 0.5, dtype=np.float32)), "TIFF"))
-
-
-def test_transparency_lies_over_white():
-    rgba = np.zeros((1, 3, 4), dtype=np.uint8)
-    rgba[0, :, 3] = [0, 128, 255]
-    np.testing.assert_array_equal(decode(encoded(Image.fromarray(rgba)))[0, :, 0], [255, 127, 0])
-    palette = Image.fromarray(np.array([[0, 1]], dtype=np.uint8))
-    palette.putpalette([255, 0, 0, 0, 0, 255])
-    np.testing.assert_array_equal(decode(encoded(palette)), [[[255, 0, 0], [0, 0, 255]]])
-    np.testing.assert_array_equal(decode(encoded(palette, transparency=0)), [[[255, 255, 255], [0, 0, 255]]])
-
-
-def test_cmyk_becomes_rgb():
-    cyan = Image.new("CMYK", (8, 8), (255, 0, 0, 0))
-    assert np.abs(decode(encoded(cyan, "JPEG")).astype(int) - [0, 255, 255]).max() <= 4
-
-
-@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_orientation_is_undone_once(orientation, kind):
-    """The oracle is the definition: which corner of the shown image the first stored row and column are."""
-    shown = RGB
-    stored = {
-        1: shown,
-        2: shown[:, ::-1],
-        3: shown[::-1, ::-1],
-        4: shown[::-1],
-        5: shown.swapaxes(0, 1),
-        6: np.rot90(shown),
-        7: shown[::-1, ::-1].swapaxes(0, 1),
-        8: np.rot90(shown, -1),
-    }[orientation]
-    exif = Image.Exif()
-    exif[images.ORIENTATION] = orientation
-    content = encoded(Image.fromarray(np.ascontiguousarray(stored)), kind, exif=exif.tobytes())
-    np.testing.assert_array_equal(decode(content), shown)
-
-
 def test_damaged_files_are_named(tmp_path):
     content = encoded(Image.fromarray(np.tile(RGB, (20, 20, 1))), "JPEG")
     for name, damaged in {"cut.jpg": content[: len(content) // 2], "empty.jpg": b"", "text.png": b"hello"}.items():
         (tmp_path / name).write_bytes(damaged)
-        with pytest.raises(FirmError, match=rf"{name} cannot be decoded .* replace or remove it"):
+        with pytest.raises(FirmError, match=rf"{name} cannot be decoded.*; .* remove it"):
             decode(tmp_path / name)
     with pytest.raises(FirmError, match=r"nowhere.png does not exist"):
         decode(tmp_path / "nowhere.png")
@@ -105,21 +42,7 @@ def test_damaged_files_are_named(tmp_path):
         decode(b"\x89PNG")
 
 
-def test_huge_images_are_refused_before_they_are_decoded(monkeypatch):
-    monkeypatch.setattr(images, "MAX_PIXELS", 53)
-    with pytest.raises(FirmError, match=r"9 x 6 pixels, more than 53"):
-        decode(encoded(Image.fromarray(RGB)))
-    bomb = encoded(Image.new("1", (20000, 20000)))
-    with pytest.raises(FirmError):
-        decode(bomb)
-
-
-def test_formats_that_run_programs_are_not_read():
-    with pytest.raises(FirmError, match="cannot be decoded"):
-        decode(encoded(Image.fromarray(RGB), "EPS"))
-
-
-@given(st.binary(max_size=200), st.sampled_from(["PNG", "JPEG", "GIF", "TIFF", "BMP"]), st.integers(0, 400))
+@given(st.binary(max_size=200), st.sampled_from(["PNG", "JPEG", "WEBP", "TIFF", "BMP"]), st.integers(0, 400))
 @settings(max_examples=150, deadline=None)
 def test_no_bytes_crash_the_decoder(noise, kind, at):
     content = encoded(Image.fromarray(RGB), kind)

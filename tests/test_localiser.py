@@ -246,6 +246,59 @@ def test_an_image_scores_as_its_worst_patches(worst):
     assert fitted.scores(cells).tolist() == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("worst", [1, 3])
+@pytest.mark.parametrize("part", [0.0, 0.4])
+@pytest.mark.parametrize("reach", [-1, 1])
+def test_reweighed_the_worst_patches_count_by_the_crowd_around_their_nearest(worst, part, reach, encoder):
+    """Patch by patch in loops; the maps stay as they are."""
+    grid, memory = replace(SMALL, worst=worst, object=part), Memory(reach=reach, reweight=4)
+    look = looker(encoder, grid=grid, kinds=("pixels",))
+    good, images = textures(4), textures(3, seed=1)
+    foreground = torch.zeros(3, HEIGHT, WIDTH, dtype=torch.bool)
+    foreground[:, :20, :30] = True
+    fitted = fit_localiser(look, everywhere(good), memory, seed=0)
+    seen = look(images)
+    cells = fitted.cells(seen, foreground)
+    known = [
+        (row, column, described(p, "pixels", encoder)) for image in good for row, column, p in patches(image, grid)
+    ]
+
+    def weight(image, cell):
+        row, column = divmod(cell, 4)
+        mine = seen["pixels"][image, row, column].double()
+        near = [one for one in known if reach < 0 or max(abs(one[0] - row), abs(one[1] - column)) <= reach]
+        nearest = min(near, key=lambda one: distance(mine, one[2], "pixels"))[2]
+        crowd = sorted(known, key=lambda one: distance(nearest, one[2], "pixels"))[:4]
+        return 1 - math.exp(distance(mine, nearest, "pixels")) / sum(
+            math.exp(distance(mine, one[2], "pixels")) for one in crowd
+        )
+
+    expected = []
+    for image, scores in enumerate(cells.flatten(1)):
+        bad = scores.argsort(descending=True)[:worst].tolist()
+        expected.append(sum(float(scores[cell]) * weight(image, cell) for cell in bad) / worst)
+    assert fitted.scores(cells, seen).tolist() == pytest.approx(expected, rel=1e-3)
+
+    plain = fit_localiser(look, everywhere(good), replace(memory, reweight=0), seed=0)
+    ready = Conditioned(images, foreground, None)
+    here, there = fitted.locate(seen, ready), plain.locate(seen, ready)
+    assert torch.equal(here.maps, there.maps)
+    assert torch.equal(here.scores, fitted.scores(cells, seen))
+    assert torch.equal(there.scores, plain.scores(cells))
+    assert (here.scores < there.scores).all()
+    with pytest.raises(FirmError, match=r"memory\.reweight weighs patches by their features; give what was seen"):
+        fitted.scores(cells)
+
+
+def test_a_reweighed_localiser_survives_its_tensors(encoder):
+    memory = Memory(keep=0.5, choose="coreset", reweight=5)
+    look = looker(encoder)
+    fitted = fit_localiser(look, everywhere(textures(6)), memory, seed=3)
+    loaded = Localiser.from_tensors(fitted.tensors(), look.grid, memory, ("encoder",))
+    seen, ready = look(textures(2, seed=5)), everywhere(textures(2, seed=5))
+    assert torch.equal(loaded.locate(seen, ready).scores, fitted.locate(seen, ready).scores)
+
+
 def test_impossible_tilings_are_named():
     for wrong, message in (
         ({"worst": 0}, r"tiling\.worst is 0"),

@@ -92,7 +92,7 @@ def test_scores_are_those_of_the_maps_and_of_each_image_alone(detector: Detector
 
 
 def test_the_threshold_is_that_of_the_images_held_out(detector: Detector) -> None:
-    learn, held_out = split(30, 0.2, seed=0)
+    learn, held_out = split(torch.arange(30), 0.2, seed=0)
     assert detector.origin["good_images"] == len(learn) == 24
     assert detector.threshold == threshold_of(detector.score(GOOD[held_out]), 0.15)
     assert detector.threshold.images == 6

@@ -109,6 +109,8 @@ def test_paper_is_the_paper():
         "pretrained.out": 64,
         "pretrained.versions": 1,
         "pretrained.flip": False,
+        "pretrained.hard": 0.0,
+        "pretrained.evenly": "images",
         "training.epochs": 2000,
         "training.batch": 32,
         "training.temperature": 0.2,
@@ -143,8 +145,8 @@ def test_paper_is_the_paper():
         "memory.reach": -1,
         "memory.standardise": False,
         "memory.k": 1,
-        "memory.beside": 0,
         "memory.metric": "cosine",
+        "memory.reweight": 0,
         "features": "encoder",
         "automatic": [],
     }

@@ -17,6 +17,8 @@ from firm.encoder import Head, projection
 from firm.tiling import Grid
 from firm.types import FirmError
 
+EVENLY = ("images", "cells")
+HARDEST = 10.0  # of `Pretrained.hard`
 COARSEST = 32  # px: the step of the deepest stage, to a multiple of which images are filled up
 ROWS = 65_536  # features adapted at once
 
@@ -33,6 +35,8 @@ class Pretrained:
     out: int = 64
     versions: int = 1  # of every good image that are learnt from; those after the first vary in light
     flip: bool = False  # and are mirrored at random, for products without an orientation
+    hard: float = 0.0  # cells of synthetic defects are drawn by the change of their features to the power of minus this
+    evenly: str = "images"  # over which defects are drawn: every image counts as much, or every altered cell
 
     def __post_init__(self) -> None:
         if self.pool < 1 or self.pool % 2 == 0:
@@ -41,6 +45,10 @@ class Pretrained:
             raise FirmError(f"pretrained.margin is {self.margin}; use 0 or a multiple of {COARSEST} px")
         if min((*self.hidden, self.out, self.versions)) < 1:
             raise FirmError("pretrained.hidden, out and versions must be at least 1")
+        if not 0 <= self.hard <= HARDEST:
+            raise FirmError(f"pretrained.hard is {self.hard}; use 0 for cells drawn alike, and at most {HARDEST:g}")
+        if self.evenly not in EVENLY:
+            raise FirmError(f"pretrained.evenly is {self.evenly!r}; use one of {', '.join(EVENLY)}")
 
     def stages_of(self, facts: Facts) -> tuple[int, ...]:
         """The stages to take, refused if the backbone does not have them."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -35,7 +35,8 @@ class Memory:
 
     `random` keeps a uniform part; `coreset` those that leave no patch far from a kept one. `reach` compares a patch
     only with normal ones at most so many grid cells away (-1: with all), so that a good thing in a wrong place counts.
-    `standardise` turns scores into deviations from what good images score at that place.
+    `standardise` turns scores into deviations from what good images score at that place. `reweight` makes the score of
+    an image count more where good patches are rare, as PatchCore does with 9; maps stay as they are.
     """
 
     keep: float = 1.0  # part of all normal patches
@@ -43,24 +44,30 @@ class Memory:
     reach: int = -1
     standardise: bool = False
     k: int = 1
-    beside: int = 0  # images before and after one that may show the same part, and are no others to it
     metric: str = "cosine"  # or l2: the distance of the features as they are
+    reweight: int = 0  # normal patches around the nearest one that weigh the score of an image; 0: it is not weighed
 
     def __post_init__(self) -> None:
         if not 0 < self.keep <= 1:
             raise FirmError(f"memory.keep is {self.keep}; it is the part of the patches to keep, above 0 and at most 1")
         if self.choose not in CHOICES:
             raise FirmError(f"no way to choose patches {self.choose!r}; use one of {', '.join(CHOICES)}")
-        if self.beside < 0:
-            raise FirmError(
-                f"memory.beside is {self.beside}; use 0 or the number of neighbours that show the same part"
-            )
         if self.reach < -1:
             raise FirmError(f"memory.reach is {self.reach}; use -1 for every place or 0 and more cells")
         if self.metric not in METRICS:
             raise FirmError(f"memory.metric is {self.metric!r}; use one of {', '.join(METRICS)}")
         if self.k < 1:
             raise FirmError(f"memory.k is {self.k}; a neighbour score needs k >= 1")
+        self._check_reweight()
+
+    def _check_reweight(self) -> None:
+        if self.reweight < 0 or self.reweight == 1:  # one patch alone would weigh every distance as nothing
+            raise FirmError(f"memory.reweight is {self.reweight}; use 0 for none or 2 and more patches, 9 as PatchCore")
+        if self.reweight and self.standardise:
+            raise FirmError(
+                "memory.reweight weighs distances, and memory.standardise makes deviations of them; "
+                "set memory.standardise=false or memory.reweight=0"
+            )
 
     def with_metric(self, metric: str) -> Memory:
         """The same memory by another distance."""
@@ -80,6 +87,10 @@ class Memory:
         if self.metric == "cosine":
             return unit(features)
         return torch.cat([features, features.new_ones(len(features), 1)], dim=1)
+
+    def remembered(self, keys: Float[Tensor, "p e"]) -> Float[Tensor, "p d"]:
+        """The features keys were made of; of cosine their directions."""
+        return keys if self.metric == "cosine" else keys[:, :-1]
 
     def distances(self, queries: Float[Tensor, "p e"], products: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
         """The distance behind the largest products of each query."""
@@ -129,6 +140,20 @@ class Bank:
         """Raw scores as the bank's settings want them: in deviations from the mean of their place, or as they are."""
         return (scores - self.mean) / self.deviation if self.memory.standardise else scores
 
+    def weights(self, patches: Float[Tensor, "p d"], cells: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
+        """PatchCore's weights of patches seen at these cells: 1 - exp(d*) / sum of exp(d).
+
+        d* is the distance to the nearest normal patch, and the sum is over that one and those nearest to it, in all
+        `memory.reweight`: beside a normal patch that is rare a distance counts more than in a crowd.
+        """
+        reaches = None if self.memory.reach < 0 else _reaches(self, apart=False).flatten()[cells]
+        at_once = min(BLOCK, max(1, BLOCK * BLOCK // len(self.vectors)))
+        parts = [
+            _weights(self, patches[part], None if reaches is None else _within(self, cells[part], reaches[part]))
+            for part in torch.arange(len(patches)).split(at_once)
+        ]
+        return torch.cat(parts)
+
     def tensors(self) -> dict[str, Tensor]:
         """Everything but the settings."""
         return {name: getattr(self, name) for name in TENSORS}
@@ -147,9 +172,14 @@ TENSORS = ("vectors", "image", "cell", "mean", "deviation")
 
 
 def fit_bank(
-    features: Float[Tensor, "n r c d"], memory: Memory, *, rng: torch.Generator, on_progress: OnProgress | None = None
+    features: Float[Tensor, "n r c d"],
+    memory: Memory,
+    *,
+    rng: torch.Generator,
+    parts: Int[Tensor, " n"] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Bank:
-    """Remember patches of good images, given as their features on the grid.
+    """Remember patches of good images, given as their features on the grid; `parts` numbers the part each shows.
 
     Progress is told by the two parts that can take long: choosing a coreset, and scoring the good images themselves.
     """
@@ -166,30 +196,38 @@ def fit_bank(
     bank = Bank(vectors, image, cell, (rows, columns), memory, torch.zeros(rows, columns), torch.ones(rows, columns))
     if not memory.standardise:
         return bank
-    own = leave_one_out(bank, features, lambda images: tell(total - kept + kept * images // n, total))
+    shown = None if parts is None or len(parts.unique()) < 2 else parts
+    own = leave_one_out(bank, features, lambda images: tell(total - kept + kept * images // n, total), parts=shown)
     mean, deviation = statistics(own)
     return replace(bank, mean=mean, deviation=deviation)
 
 
 def leave_one_out(
-    bank: Bank, features: Float[Tensor, "n r c d"], on_images: Step | None = None
+    bank: Bank,
+    features: Float[Tensor, "n r c d"],
+    on_images: Step | None = None,
+    *,
+    parts: Int[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "n r c"]:
     """Raw scores of the images the bank was fitted to, in that order, each against the patches of the others.
 
-    A cell reaches further, as in `Bank.score`, until whichever image is left out there are k patches of others.
+    Images of the same part, given their numbers, are no others: a new part has no sisters in the bank. A cell reaches
+    further, as in `Bank.score`, until whichever image is left out there are k patches of others.
     """
-    others = len(bank.image) - int(bank.image.bincount().max())
-    if others < bank.memory.k:
-        raise FirmError(
-            f"leaving an image out leaves {others} patches of others where k = {bank.memory.k} are needed; "
-            "give more good images, keep more patches or set memory.standardise to False"
-        )
     if len(features) <= int(bank.image.max()):
         raise FirmError(
             f"the bank remembers image {int(bank.image.max())} but {len(features)} are given; "
             "give all images it was fitted to, in the same order"
         )
-    return _scores(bank, features, on_images, apart=True)
+    owner = torch.arange(len(features)) if parts is None else parts
+    owned = replace(bank, image=owner[bank.image])
+    others = len(owned.image) - int(owned.image.bincount().max())
+    if others < bank.memory.k:
+        raise FirmError(
+            f"leaving an image out leaves {others} patches of others where k = {bank.memory.k} are needed; "
+            "give more good images, keep more patches or set memory.standardise to False"
+        )
+    return _scores(owned, features, on_images, owner=owner)
 
 
 def statistics(scores: Float[Tensor, "n r c"]) -> tuple[Float[Tensor, "r c"], Float[Tensor, "r c"]]:
@@ -216,6 +254,10 @@ def _checked_size(images: int, cells: int, memory: Memory) -> int:
     kept = memory.kept(images * cells)
     if kept < memory.k:
         raise FirmError(f"k = {memory.k} neighbours cannot be found among {kept} kept patches; keep more or lower k")
+    if kept < memory.reweight:
+        raise FirmError(
+            f"memory.reweight is {memory.reweight}, but only {kept} patches are kept; keep more or lower it"
+        )
     return kept
 
 
@@ -223,9 +265,13 @@ def _checked_size(images: int, cells: int, memory: Memory) -> int:
 
 
 def _scores(
-    bank: Bank, features: Float[Tensor, "n r c d"], on_images: Step | None = None, *, apart: bool = False
+    bank: Bank,
+    features: Float[Tensor, "n r c d"],
+    on_images: Step | None = None,
+    *,
+    owner: Int[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "n r c"]:
-    """Raw scores; `apart` compares image i with patches of other images only. A few images at a time."""
+    """Raw scores; with an owner each image is compared with patches of other owners only. A few images at a time."""
     n, *grid = features.shape
     dim = bank.vectors.shape[1] - (bank.memory.metric == "l2")
     if (*grid,) != (*bank.shape, dim):
@@ -233,14 +279,13 @@ def _scores(
             f"features {tuple(grid)} do not fit a bank of {(*bank.shape, dim)}; "
             "use the encoder, image size and tiling it was fitted with"
         )
-    visits = list(_visits(bank, apart))
+    visits = list(_visits(bank, owner is not None))
     result = torch.empty(n, *bank.shape)
     images = max(1, QUERIES // math.prod(bank.shape))
     for begin in range(0, n, images):
         part = features[begin : begin + images]
         queries = bank.memory.queries(part.flatten(0, 2)).unflatten(0, (len(part), -1))
-        owner = torch.arange(begin, begin + len(part)) if apart else None
-        largest = _largest_cosines(bank, visits, queries, owner)
+        largest = _largest_cosines(bank, visits, queries, None if owner is None else owner[begin : begin + images])
         away = bank.memory.distances(queries.flatten(0, 1), largest.flatten(0, 1)).mean(1)
         result[begin : begin + images] = away.view(len(part), *bank.shape)
         if on_images is not None:
@@ -295,7 +340,7 @@ def _reaches(bank: Bank, apart: bool) -> Int[Tensor, "r c"]:
 def _largest_cosines(
     bank: Bank, visits: list[Visit], queries: Float[Tensor, "n cells d"], owner: Int[Tensor, " n"] | None
 ) -> Float[Tensor, "n cells k"]:
-    k, beside = bank.memory.k, _beside(bank)
+    k = bank.memory.k
     best = queries.new_full((*queries.shape[:2], k), -math.inf)
     for rows, cells in visits:
         asked, known = queries[:, cells].flatten(0, 1), best[:, cells].flatten(0, 1)
@@ -304,26 +349,34 @@ def _largest_cosines(
         for begin in range(0, len(asked), BLOCK):
             cosines = asked[begin : begin + BLOCK] @ bank.vectors[rows].T
             if whose is not None:
-                away = (whose[begin : begin + BLOCK, None] - bank.image[rows]).abs()
-                cosines.masked_fill_(away <= beside, -math.inf)
+                cosines.masked_fill_(whose[begin : begin + BLOCK, None] == bank.image[rows], -math.inf)
             parts.append(torch.cat([known[begin : begin + BLOCK], _largest(cosines, k)], dim=1))
         best[:, cells] = _largest(torch.cat(parts), k).unflatten(0, (len(queries), -1))
     return best
 
 
-def _beside(bank: Bank) -> int:
-    """How many images before and after one are left out with it: fewer where too few others would be left.
-
-    Where places keep only some patches, none: the others might have none there.
-    """
-    if bank.memory.reach >= 0 and bank.memory.keep < 1:
-        return 0
-    return min(bank.memory.beside, int(bank.image.max()) // 8)
-
-
 def _largest(cosines: Float[Tensor, "q m"], k: int) -> Float[Tensor, "q j"]:
     # one maximum is cheaper than a top 1
     return cosines.amax(1, keepdim=True) if k == 1 else cosines.topk(min(k, cosines.shape[1]), dim=1).values
+
+
+def _weights(bank: Bank, patches: Float[Tensor, "p d"], within: Bool[Tensor, "p m"] | None) -> Float[Tensor, " p"]:
+    memory = bank.memory
+    queries = memory.queries(patches)
+    products = queries @ bank.vectors.T
+    nearest = (products if within is None else products.masked_fill(~within, -math.inf)).argmax(1, keepdim=True)
+    around = memory.queries(memory.remembered(bank.vectors[nearest[:, 0]])) @ bank.vectors.T
+    around.scatter_(1, nearest, math.inf)  # itself comes first, whatever rounding says of its copies
+    crowd = around.topk(memory.reweight, dim=1).indices
+    return 1 - memory.distances(queries, products.gather(1, crowd)).softmax(1)[:, 0]
+
+
+def _within(bank: Bank, cells: Int[Tensor, " p"], reaches: Int[Tensor, " p"]) -> Bool[Tensor, "p m"]:
+    """Which patches of the bank lie so many cells from each of these."""
+    columns = bank.shape[1]
+    down = (bank.cell // columns - cells[:, None] // columns).abs()
+    across = (bank.cell % columns - cells[:, None] % columns).abs()
+    return torch.maximum(down, across) <= reaches[:, None]
 
 
 def _places(

@@ -1,7 +1,8 @@
 """Batches of patch features, drawn from a store: what a step of training an adaptor learns from.
 
-An image is drawn first and a cell in it second, so that a scratch counts as much as a stain. The partner of a cell is
-one whose patch overlaps its own (tau_over), on the object and, of a defect, altered too.
+An image is drawn first and a cell in it second, so that a scratch counts as much as a stain; of synthetic defects, if
+asked, all cells alike, or those more often whose features the defect hardly changed. The partner of a cell is one whose
+patch overlaps its own (tau_over), on the object and, of a defect, altered too.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from firm.types import INLIER, Batch
 
 DRAWN = 64  # cells of every good image to an epoch
 ROWS = 64  # images whose features are read at once
+UNCHANGED = 0.1  # of the median change: cells that changed less are drawn as if by so much
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Choosable:
     """The cells of some images that may be drawn, listed image by image; every image offers at least one."""
 
     allowed: Bool[Tensor, "n r c"]
+    chance: Float[Tensor, "n r c"] | None = None  # of a cell beside others; None: all alike
+    evenly: str = "images"  # every image is drawn as often; or `cells`: as its cells have chances
 
     @cached_property
     def cells(self) -> Int[Tensor, " m"]:
@@ -39,18 +43,47 @@ class Choosable:
     def counts(self) -> Int[Tensor, " n"]:
         return self.allowed.flatten(1).sum(1)
 
+    @cached_property
+    def begins(self) -> Int[Tensor, " n"]:
+        """Where in the list the cells of each image begin."""
+        return self.counts.cumsum(0) - self.counts
+
+    @cached_property
+    def totals(self) -> Float[Tensor, " n"]:
+        """The chances of all cells of each image."""
+        if self.chance is None:
+            return self.counts.double()
+        return self.chance.double().where(self.allowed, 0).flatten(1).sum(1)
+
+    @cached_property
+    def ends(self) -> Float[Tensor, " m"]:
+        """Where the share of each listed cell ends, those of image i filling i..i+1."""
+        assert self.chance is not None
+        share = self.chance.double().where(self.allowed, 0).flatten(1) / self.totals[:, None]
+        return share[self.allowed.flatten(1)].cumsum(0)
+
     @classmethod
     def at_least(cls, part: Float[Tensor, "n r c"], least: float) -> Choosable:
         """Cells of which so much is wanted, or the best ones where an image has none."""
         best = part.flatten(1).amax(1)[:, None, None] if len(part) else part
         return cls(part >= torch.minimum(torch.full_like(best, least), best))
 
+    def draw_images(self, count: int, *, rng: torch.Generator) -> Int[Tensor, " b"]:
+        """The images of so many cells to be drawn."""
+        if self.evenly == "cells":
+            return torch.multinomial(self.totals, count, replacement=True, generator=rng)
+        return torch.randint(len(self.allowed), (count,), generator=rng)
+
     def draw(self, images: Int[Tensor, " b"], *, rng: torch.Generator) -> Int[Tensor, " b"]:
         """A cell of each of these images."""
-        place = (torch.rand(len(images), generator=rng) * self.counts[images]).long()
-        place = torch.minimum(place, self.counts[images] - 1)  # rounding can reach the next image
-        begin = self.counts.cumsum(0) - self.counts
-        return self.cells[begin[images] + place]
+        begin = self.begins[images]
+        if self.chance is None:
+            place = (torch.rand(len(images), generator=rng) * self.counts[images]).long()
+        else:
+            at = images + torch.rand(len(images), generator=rng, dtype=torch.float64)
+            place = torch.searchsorted(self.ends, at, right=True) - begin
+        last = self.counts[images] - 1
+        return self.cells[begin + torch.minimum(place.clamp(min=0), last)]  # rounding can reach the next image
 
     def partners(
         self, images: Int[Tensor, " b"], cells: Int[Tensor, " b"], offsets: Int[Tensor, "k 2"], *, rng: torch.Generator
@@ -77,7 +110,7 @@ class Cells:
 
     def pairs(self, count: int, offsets: Int[Tensor, "k 2"], *, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         """So many pairs of overlapping patches: first views, second views, groups."""
-        images = torch.randint(len(self.features), (count,), generator=rng)
+        images = self.choosable.draw_images(count, rng=rng)
         first = self.choosable.draw(images, rng=rng)
         second = self.choosable.partners(images, first, offsets, rng=rng)
         flat = self.features.flatten(1, 2)
@@ -153,6 +186,24 @@ def spread(features: Float[Tensor, "n r c d"]) -> tuple[Float[Tensor, " d"], Flo
     mean = total / count
     deviation = (squares / count - mean.square()).clamp(min=0).sqrt()
     return mean.float(), torch.where(deviation > 1e-6, deviation, 1.0).float()
+
+
+def changes(
+    outliers: Float[Tensor, "m r c d"], good: Float[Tensor, "n r c d"], deviation: Float[Tensor, " d"]
+) -> Float[Tensor, "m r c"]:
+    """How far a defect moved the features of every cell, in deviations of good ones; outlier i was good image i % n."""
+    parts = []
+    for rows in torch.arange(len(outliers)).split(ROWS):
+        moved = outliers[rows].float() - good[rows % len(good)].float()
+        parts.append((moved / deviation).norm(dim=3))
+    return torch.cat(parts)
+
+
+def hard_first(change: Float[Tensor, "m r c"], allowed: Bool[Tensor, "m r c"], hard: float) -> Float[Tensor, "m r c"]:
+    """Chances of cells, falling with their change; a floor keeps what hardly changed from being all that is drawn."""
+    changed = change[allowed & (change > 0)]
+    usual = changed.median() if len(changed) else torch.ones(())
+    return (change.double() / usual).clamp(min=UNCHANGED) ** -hard
 
 
 def good_groups(images: int) -> Int[Tensor, " n"]:

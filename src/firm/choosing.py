@@ -1,8 +1,8 @@
 """Settings chosen on good images alone, before anything is trained.
 
-A part of the good images plays the inspected ones, with and without synthetic defects, in a light that varies as it
-does on a line. Whichever light, pose and reach let plain pixels tell them apart best are taken: a
-trial of seconds, which never sees a real defect.
+A part of the good images plays the inspected ones (`trial.py`). Whichever light, pose and reach let plain pixels, or
+the features of a pretrained backbone, tell those with synthetic defects apart best are taken: a trial of seconds, which
+never sees a real defect.
 """
 
 from __future__ import annotations
@@ -12,28 +12,31 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
-from jaxtyping import Bool, UInt8
+from jaxtyping import UInt8
 from torch import Tensor
 
+from firm.adaptor import Pretrained, cell_features
+from firm.backbones import Backbone, load_backbone
 from firm.bank import Memory
-from firm.conditioning import LIGHTS, Conditioning, elongation
-from firm.foreground import Rule, foreground, rule_for
+from firm.conditioning import LIGHTS, Conditioned, Conditioning, has_direction
+from firm.embedding import deepest
+from firm.foreground import Rule, rule_for
 from firm.images import Preprocessing, resize
-from firm.localiser import Looker, fit_localiser, is_grey
+from firm.localiser import Looker, Looks, Seen, fit_localiser, is_grey, look_at
 from firm.metrics import auroc
-from firm.outliers import Donor
+from firm.outliers import Donor, Mixed
 from firm.recipes.recipe import Recipe
-from firm.streams import stream
+from firm.sisters import sisters
 from firm.tiling import Grid
-from firm.types import FirmError, OneClass, Scene
+from firm.trial import Trial, make_trial
+from firm.types import OneClass
 from firm.views import PatchPairs
 
-KNOWN, INSPECTED = 60, 30  # good images of the trial: remembered, and looked at
-EXPOSURE = 0.15  # by which the light of the inspected images varies
-LONG = 1.8  # ratio of an object's axes from which it has a direction to align by
+ALL = Mixed(sources=("donor", "nsa", "cutpaste-union", "strokes", "shades"), per_inlier=5)
+COARSE_CELL = 16  # px: cells of pretrained features in the trial
 CALM = 0.1  # most that brightness and contrast of patches vary after `local` light
 COARSE = 0.01  # part of all cells of pretrained features that is kept where each is compared with all: a coreset
-WORTH = 0.01  # AUROC by which a further setting must win over a simpler one
+WORTH = 0.02  # AUROC by which a further setting must win over a simpler one: the error of a difference on so few images
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,14 @@ class Choice:
         return f"light {self.conditioning.light}, {pose}, compared {where}: {100 * self.auroc:.1f}"
 
 
-def choose(recipe: Recipe, data: OneClass, *, seed: int, on_choice: Callable[[str], None] | None = None) -> Recipe:
+def choose(
+    recipe: Recipe,
+    data: OneClass,
+    *,
+    seed: int,
+    device: torch.device | str = "cpu",
+    on_choice: Callable[[str], None] | None = None,
+) -> Recipe:
     """The recipe with all that it leaves to be chosen filled in; what was tried is told sentence by sentence."""
     if not recipe.automatic:
         return recipe
@@ -71,7 +81,7 @@ def choose(recipe: Recipe, data: OneClass, *, seed: int, on_choice: Callable[[st
     candidates = list(_candidates(recipe, rule, images))
     conditioning, reach = candidates[0]
     if len(candidates) > 1:
-        best = _best(_tried(candidates, settled, images, seed, tell))
+        best = _best(_tried(candidates, settled, data.name, images, seed, device, tell))
         tell(f"chosen: {best.sentence()}")
         conditioning, reach = best.conditioning, best.reach
     settled = replace(settled, conditioning=conditioning, memory=replace(settled.memory, reach=reach))
@@ -102,75 +112,89 @@ def describe(rule: Rule) -> str:
 def _candidates(recipe: Recipe, rule: Rule, images: Tensor) -> list[tuple[Conditioning, int]]:
     """From the cheapest and simplest on; what the recipe does not leave open has one value."""
     lights: tuple[str, ...] = LIGHTS if "light" in recipe.automatic else (recipe.conditioning.light,)
-    if "light" in recipe.automatic and recipe.pretrained.name:
-        lights = ("none", "median")  # local contrast looks like no photograph the backbone has seen
     aligns, reaches = [recipe.conditioning.align], [recipe.memory.reach]
     if "align" in recipe.automatic:
-        some = images[:: max(1, len(images) // 32)]
-        long = rule.method != "ones" and elongation(foreground(some, rule)) >= LONG
-        aligns = [False, True] if long else [False]
-    if "reach" in recipe.automatic and recipe.pretrained.name and rule.method == "ones":
-        reaches = [-1]  # a texture has no places, and good ones vary from place to place more than defects do
-    elif "reach" in recipe.automatic:
-        reaches = [max(1, recipe.memory.reach), -1]  # near first: it costs a fraction
+        aligns = [False, True] if has_direction(images, rule) else [False]
+    if "reach" in recipe.automatic:
+        near = max(1, recipe.memory.reach)
+        reaches = [-1, near] if rule.method == "ones" else [near, -1]  # a texture has no places, an object has
     return [
         (Conditioning(light=light, align=align, foreground=rule), reach)
         for reach, align, light in product(reaches, aligns, lights)
     ]
 
 
-@dataclass(frozen=True)
-class Trial:
-    """Good images to remember, and inspected ones of which half carry a defect."""
-
-    known: UInt8[Tensor, "n c h w"]
-    inspected: UInt8[Tensor, "m c h w"]
-    defective: Bool[Tensor, " m"]
-
-
-def make_trial(images: UInt8[Tensor, "n c h w"], rule: Rule, *, seed: int) -> Trial:
-    """Good images, some of them with defects of the donor kind, in changing light; the same for every candidate."""
-    if len(images) < 4:
-        raise FirmError(
-            f"{len(images)} good images are too few to choose settings on; give 4 or more or set automatic=[]"
-        )
-    rng = stream(seed, "trial")
-    order = torch.randperm(len(images), generator=rng)
-    inspected = min(INSPECTED, len(images) // 3)
-    good, known = images[order[:inspected]], images[order[inspected:][:KNOWN]]
-    scene = Scene(foreground(good, rule), known, foreground(known, rule))
-    bad = Donor()(good, rng=rng, scene=scene).images
-    both = torch.cat([good, bad])
-    light = 1 + EXPOSURE * (2 * torch.rand(len(both), 1, 1, 1, generator=rng) - 1)
-    lit = (both.float() * light).round().clamp(0, 255).to(torch.uint8)
-    return Trial(known, lit, torch.arange(len(both)) >= len(good))
-
-
 def _tried(
-    candidates: list[tuple[Conditioning, int]], recipe: Recipe, images: Tensor, seed: int, tell: Callable[[str], None]
+    candidates: list[tuple[Conditioning, int]],
+    recipe: Recipe,
+    name: str,
+    images: Tensor,
+    seed: int,
+    device: torch.device | str,
+    tell: Callable[[str], None],
 ) -> list[Choice]:
-    trial = make_trial(images, recipe.conditioning.foreground, seed=seed)
+    defects = ALL if recipe.pretrained.name else Donor()  # a backbone finds every donor, plain pixels little else
+    trial = make_trial(images, sisters(name, images), recipe.conditioning.foreground, defects, seed=seed)
+    look = _looker(recipe, trial, device)
+    looked: dict[Conditioning, Looked] = {}
     choices = []
     for conditioning, reach in candidates:
-        choice = Choice(conditioning, reach, _told_apart(trial, conditioning, reach, recipe, seed))
+        if conditioning not in looked:
+            looked[conditioning] = Looked.at(trial, conditioning, look)
+        choice = Choice(conditioning, reach, looked[conditioning].told_apart(reach, recipe, seed))
         tell(f"tried {choice.sentence()}")
         choices.append(choice)
     return choices
 
 
-def _told_apart(trial: Trial, conditioning: Conditioning, reach: int, recipe: Recipe, seed: int) -> float:
-    """How well the worst patch of plain pixels tells defective from good; coarse, for speed."""
+def _looker(recipe: Recipe, trial: Trial, device: torch.device | str) -> Looks:
+    """Plain pixels, or the features of a pretrained backbone as they are; coarse, for speed."""
     given = recipe.tiling if isinstance(recipe.tiling, Grid) else Grid()
-    grid = replace(given, stride=max(given.stride, given.size // 2))
-    if recipe.pretrained.name:  # its cells say more than their few pixels do
-        grid = replace(given, size=Grid().size, stride=Grid().stride)
-    cells = -1 if reach < 0 else max(1, reach * given.stride // grid.stride)
-    look = Looker(None, Preprocessing(trial.known.shape[-1]), grid, ("pixels",), is_grey(trial.known))
-    memory = Memory(reach=cells, standardise=recipe.memory.standardise)
-    localiser = fit_localiser(look, conditioning(trial.known), memory, seed=seed)
-    ready = conditioning(trial.inspected)
-    scores = localiser.scores(localiser.cells(look(ready.images), ready.foreground))
-    return auroc(scores, trial.defective)
+    size = trial.known.shape[-1]
+    if not recipe.pretrained.name:
+        grid = replace(given, stride=max(given.stride, given.size // 2))
+        return Looker(None, Preprocessing(size), grid, ("pixels",), is_grey(trial.known))
+    grid = replace(given, size=max(COARSE_CELL, given.size), stride=max(COARSE_CELL, given.stride))
+    backbone = load_backbone(recipe.pretrained.name, deepest=deepest(recipe.pretrained)).to(device)
+    return Unadapted(backbone, recipe.pretrained, grid)
+
+
+@dataclass(frozen=True)
+class Unadapted:
+    """What a pretrained backbone sees before anything is learnt."""
+
+    backbone: Backbone
+    settings: Pretrained
+    grid: Grid
+    kinds: tuple[str, ...] = ("backbone",)
+
+    def __call__(self, images: UInt8[Tensor, "n k h w"]) -> Seen:
+        return {"backbone": cell_features(self.backbone, self.settings, self.grid, images)}
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What is seen of a trial in one light and pose."""
+
+    trial: Trial
+    look: Looks
+    known: Conditioned
+    inspected: Conditioned
+    remembered: dict[str, Tensor]  # not Seen: there are other numbers of images in both
+    seen: dict[str, Tensor]
+
+    @classmethod
+    def at(cls, trial: Trial, conditioning: Conditioning, look: Looks) -> Looked:
+        known, inspected = conditioning(trial.known), conditioning(trial.inspected)
+        return cls(trial, look, known, inspected, look_at(look, known.images), look_at(look, inspected.images))
+
+    def told_apart(self, reach: int, recipe: Recipe, seed: int) -> float:
+        """How well the worst patch tells defective from good."""
+        stride = recipe.tiling.stride if isinstance(recipe.tiling, Grid) else self.look.grid.stride
+        cells = -1 if reach < 0 else max(1, reach * stride // self.look.grid.stride)
+        memory = Memory(reach=cells, standardise=recipe.memory.standardise)
+        localiser = fit_localiser(self.look, self.known, memory, seed=seed, seen=self.remembered)
+        return auroc(localiser.scores(localiser.cells(self.seen, self.inspected.foreground)), self.trial.defective)
 
 
 def _best(choices: list[Choice]) -> Choice:

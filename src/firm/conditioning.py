@@ -24,6 +24,9 @@ SIDE = 256  # at which the neighbourhood of `local` is given
 NEIGHBOURHOOD = 12.0  # standard deviation of the Gaussian window of `local`
 GAIN, FAINT = 40.0, 4.0  # grey levels to a local deviation; deviations below FAINT are noise and are not blown up
 
+LONG = 1.8  # ratio of an object's axes from which it has a direction to align by
+SOME = 32  # images that tell it
+
 Pixels = npt.NDArray[np.uint8]  # h, w, c
 Plane = npt.NDArray[np.float32]
 Matrix = npt.NDArray[np.float64]  # 2, 3: from the image to its aligned frame
@@ -128,6 +131,13 @@ def elongation(masks: Bool[Tensor, "n h w"]) -> float:
         spread = np.linalg.eigvalsh(np.cov(np.stack([x, y])) if len(x) > 2 else np.eye(2))
         ratios.append(float(np.sqrt(spread[1] / max(spread[0], 1e-9))))
     return float(np.median(ratios)) if ratios else 1.0
+
+
+def has_direction(images: UInt8[Tensor, "n c h w"], rule: Rule) -> bool:
+    """Whether the object is long enough to be aligned; some images tell."""
+    if rule.method == "ones":
+        return False
+    return elongation(foreground(images[:: max(1, len(images) // SOME)], rule)) >= LONG
 
 
 def _largest(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

@@ -20,7 +20,7 @@ from torch import Tensor
 import firm
 from firm import storage
 from firm.adaptor import Adapted, Adaptor, CellLooker
-from firm.backbones import FACTS, architecture, rebuild
+from firm.backbones import FACTS, architecture, load_backbone, rebuild
 from firm.bank import cost
 from firm.batching import steps_per_epoch
 from firm.calibration import Threshold, threshold_of
@@ -28,7 +28,7 @@ from firm.cells import CellTask, cell_steps
 from firm.choosing import choose, within
 from firm.conditioning import Conditioned
 from firm.data.folder import SIZE
-from firm.embedding import OnImages, teaching
+from firm.embedding import OnImages, disk_costs, teaching
 from firm.encoder import Network, ResNet18, arranged
 from firm.fitting import conditioned, looker_of
 from firm.foreground import foreground, rule_for
@@ -38,10 +38,11 @@ from firm.recipes.presets import FAST
 from firm.recipes.recipe import Recipe, from_json, to_json
 from firm.runs import Run
 from firm.scores import Fitted, fit_scorings, reference_features, score_images
+from firm.sisters import describe, sisters
 from firm.streams import stream
 from firm.tiling import Grid
 from firm.training import Progress
-from firm.types import FirmError, Focus, Located, OneClass, Statistics
+from firm.types import FirmError, Focus, Located, OneClass
 from firm.views import PatchPairs
 
 SCHEMA = 1
@@ -91,10 +92,13 @@ class Detector:
         With a folder the training is resumable: call again with the same arguments after any interruption.
         """
         data = good if isinstance(good, OneClass) else as_data(good)
-        learn, held_out = split(len(data.train), holdout, seed=seed)
+        parts = sisters(data.name, data.train)
+        learn, held_out = split(parts, holdout, seed=seed)
         check_before(recipe, data.train, len(learn), false_calls)
         part = replace(data, train=data.train[learn])
-        recipe = choose(recipe, part, seed=seed, on_choice=on_choice)
+        if on_choice is not None and describe(parts):
+            on_choice(describe(parts))
+        recipe = choose(recipe, part, seed=seed, device=device, on_choice=on_choice)
         task = teaching(recipe, part, seed=seed, device=device, folder=folder, on_images=on_images)
         run = Run(recipe, task, device=device, folder=folder, checkpoint_seconds=checkpoint_seconds)
         check_tiles(recipe, network_of(run), task.preprocessing.size)
@@ -115,13 +119,25 @@ class Detector:
             "torch": torch.__version__,
             "collapsed": run.collapsed,
         }
-        detector = cls.remember(recipe, run, part, origin, seed=seed)
-        detector.threshold = threshold_of(detector.score(data.train[held_out]), false_calls)
+        detector = cls.remember(recipe, run, part, origin, seed=seed, parts=parts[learn])
+        detector.threshold = threshold_of(detector.score(data.train[held_out]), false_calls, parts[held_out])
         return detector
 
     @classmethod
-    def remember(cls, recipe: Recipe, run: Run, good: OneClass, origin: dict[str, Any], *, seed: int) -> Detector:
-        """A trained network with the good images it is to compare with; its threshold is still to be set."""
+    def remember(
+        cls,
+        recipe: Recipe,
+        run: Run,
+        good: OneClass,
+        origin: dict[str, Any],
+        *,
+        seed: int,
+        parts: Int[Tensor, " n"] | None = None,
+    ) -> Detector:
+        """A trained network with the good images it is to compare with; its threshold is still to be set.
+
+        `parts` numbers the part each image shows; without it that is looked for.
+        """
         network, preprocessing = network_of(run), run.task.preprocessing
         unset = Threshold(math.inf, 1.0, 0)
         if not isinstance(recipe.tiling, Grid):
@@ -136,7 +152,8 @@ class Detector:
         if isinstance(look, CellLooker) and isinstance(run.task, CellTask):
             origin |= {"backbone": architecture(look.network.backbone), "licence": look.network.backbone.facts.licence}
             seen = look.kinds_from(run.task.good.features[: len(small)])  # further versions are only learnt from
-        localiser = fit_localiser(look, recipe.conditioning(small), recipe.memory, seed=seed, seen=seen)
+        shown = sisters(good.name, good.train) if parts is None else parts
+        localiser = fit_localiser(look, recipe.conditioning(small), recipe.memory, seed=seed, seen=seen, parts=shown)
         return cls(recipe, preprocessing, network, [], unset, origin, localiser, thumbnails(good.train))
 
     def score(
@@ -149,8 +166,7 @@ class Detector:
             ready = self.recipe.conditioning(images).images
             scores = score_images(self.network.encoder, self.preprocessing, ready, self._fitted, on_chunk)[NAME]
         else:
-            parts = [self._cells(chunk, on_chunk)[1] for chunk in _chunks(images)]
-            scores = self.localiser.scores(torch.cat(parts)) if parts else torch.empty(0)
+            scores = torch.cat([torch.empty(0), *(self._looked(chunk, on_chunk)[2] for chunk in _chunks(images))])
         if not bool(scores.isfinite().all()):
             raise FirmError("a score is not finite, so nothing can be decided; fit the detector again")
         return scores
@@ -162,26 +178,26 @@ class Detector:
             raise FirmError("this detector looks at whole images and cannot say where; fit with --preset inspect")
         parts = []
         for chunk in _chunks(images):
-            ready, cells = self._cells(chunk, on_chunk)
-            maps = ready.back(self.localiser.grid.maps(cells, *ready.images.shape[-2:]))
-            parts.append(Located(self.localiser.scores(cells), maps))
+            ready, cells, scores = self._looked(chunk, on_chunk)
+            parts.append(Located(scores, ready.back(self.localiser.grid.maps(cells, *ready.images.shape[-2:]))))
         side = self.preprocessing.size
         return Located(
             torch.cat([torch.empty(0), *(one.scores for one in parts)]),
             torch.cat([torch.empty(0, side, side), *(one.maps for one in parts)]),
         )
 
-    def _cells(
+    def _looked(
         self, images: UInt8[Tensor, "n c h w"], on_chunk: Callable[[int], None] | None
-    ) -> tuple[Conditioned, Float[Tensor, "n r c"]]:
-        """The images as they are looked at, and the score of every patch."""
+    ) -> tuple[Conditioned, Float[Tensor, "n r c"], Float[Tensor, " n"]]:
+        """The images as they are looked at, the score of every patch, and that of every image."""
         assert self.localiser is not None
         ready = self.recipe.conditioning(resize(images, self.preprocessing.size))
         look = looker_of(self.recipe, self.network, self.preprocessing, grey=self.origin["grey"])
-        cells = self.localiser.cells(look(ready.images), ready.foreground)
+        seen = look(ready.images)
+        cells = self.localiser.cells(seen, ready.foreground)
         if on_chunk is not None:
             on_chunk(len(images))
-        return ready, cells
+        return ready, cells, self.localiser.scores(cells, seen)
 
     def predict(self, images: UInt8[Tensor, "n c h w"]) -> Int[Tensor, " n"]:
         """+1 for normal and -1 for anomalous, as the paper labels them."""
@@ -215,7 +231,7 @@ class Detector:
             parts, patches = _under("references.", tensors), _under("localiser.", tensors)
             return cls(
                 recipe,
-                _preprocessing(card["preprocessing"]),
+                Preprocessing.from_card(card["preprocessing"]),
                 network,
                 [parts[str(turn)] for turn in range(len(parts))],
                 Threshold(**card["threshold"]),
@@ -259,13 +275,18 @@ def check_before(recipe: Recipe, good: Tensor, references: int, false_calls: flo
 
 def foretell(recipe: Recipe, data: OneClass, *, holdout: float = 0.1, seed: int = 0) -> list[str]:
     """What a fit will take and has to work with, in sentences to be read before it; too few images are said at once."""
-    learn, _ = split(len(data.train), holdout, seed=seed)
+    learn, _ = split(sisters(data.name, data.train), holdout, seed=seed)
     told = [
         f"training: {len(learn)} good images, {recipe.training.epochs} epochs of {_steps(recipe, len(learn))} steps"
     ]
     if isinstance(recipe.tiling, Grid):
-        small = resize(data.train[learn], min(recipe.size or data.size, data.train.shape[-1]))
-        told += _banks(recipe, recipe.tiling, small)
+        side = min(recipe.size or data.size, data.train.shape[-1])
+        side -= side % recipe.tiling.stride if recipe.pretrained.name else 0  # as preprocessing_of
+        small = resize(data.train[learn], side)
+        numbers = _numbers(recipe, recipe.tiling, small)
+        if recipe.pretrained.name:
+            told += disk_costs(recipe, len(learn), (*recipe.tiling.shape(side, side), numbers["backbone"]))
+        told += _banks(recipe, recipe.tiling, small, numbers)
         if isinstance(recipe.views, PatchPairs) and not recipe.pretrained.name:
             told.append(_offered(recipe, recipe.views, data.name, small, seed=seed))
     return told
@@ -279,13 +300,13 @@ def _steps(recipe: Recipe, images: int) -> int:
     return steps_per_epoch(images, recipe.outliers.per_inlier, settled.training.batch)
 
 
-def _banks(recipe: Recipe, grid: Grid, small: UInt8[Tensor, "n c h w"]) -> list[str]:
+def _banks(recipe: Recipe, grid: Grid, small: UInt8[Tensor, "n c h w"], numbers: dict[str, int]) -> list[str]:
     """The size of each bank of patches."""
     shape = grid.shape(*small.shape[-2:])
     told = []
-    for kind, numbers in _numbers(recipe, grid, small).items():
+    for kind in kinds_of(recipe.features):
         memory = metric_of(recipe.memory, kind)
-        told.append(f"{kind} {cost(len(small), *shape, memory.keys(torch.zeros(1, numbers)).shape[1], memory)}")
+        told.append(f"{kind} {cost(len(small), *shape, memory.keys(torch.zeros(1, numbers[kind])).shape[1], memory)}")
     return told
 
 
@@ -293,11 +314,9 @@ def _numbers(recipe: Recipe, grid: Grid, small: UInt8[Tensor, "n c h w"]) -> dic
     """How many numbers describe a patch: known of a backbone, and of an encoder told by a single patch."""
     kinds, settings = kinds_of(recipe.features), recipe.pretrained
     if settings.name:
-        facts = FACTS.get(settings.name)
-        known = {"encoder": settings.out}
-        if facts is not None:
-            known["backbone"] = sum(facts.channels[stage - 1] for stage in settings.stages_of(facts))
-        return {kind: known[kind] for kind in kinds if kind in known}
+        facts = FACTS.get(settings.name) or load_backbone(settings.name, deepest=1).facts
+        described = sum(facts.channels[stage - 1] for stage in settings.stages_of(facts))
+        return {"encoder": settings.out, "backbone": described}
     with torch.device("meta"):
         encoder = ResNet18(recipe.encoder)
     look = Looker(encoder.to_empty(device="cpu"), Preprocessing(grid.size), grid, kinds, is_grey(small))
@@ -321,15 +340,26 @@ def check_tiles(recipe: Recipe, network: Network | Adapted, side: int) -> None:
             check_dense(network.encoder, recipe.tiling, side, side)
 
 
-def split(images: int, holdout: float, *, seed: int) -> tuple[Tensor, Tensor]:
-    """Which images are learnt from and which are held out for the threshold: at least one."""
+def split(parts: Int[Tensor, " n"], holdout: float, *, seed: int) -> tuple[Tensor, Tensor]:
+    """Which images are learnt from, and which are held out for the threshold, given the part each shows: at least one.
+
+    Images of one part stay together, for a held-out image scores too low beside a learnt sister. So a few less than
+    wished may be held out; only where a single part has more images than that is it divided.
+    """
+    images = len(parts)
     if images < 2:
         raise FirmError(f"{images} good images are too few; give at least 2, better 50 or more")
     if not 0 < holdout < 1:
         raise FirmError(f"holdout is {holdout}; it must lie between 0 and 1")
-    order = torch.randperm(images, generator=stream(seed, "holdout"))
     count = min(images - 1, max(1, round(holdout * images)))
-    return order[count:].sort().values, order[:count].sort().values
+    sizes = parts.bincount()
+    order = torch.randperm(len(sizes), generator=stream(seed, "holdout"))
+    chosen, room = torch.zeros(len(sizes), dtype=torch.bool), count
+    for part in order.tolist():
+        if sizes[part] <= room:
+            chosen[part], room = True, room - int(sizes[part])
+    held_out = chosen[parts] if bool(chosen.any()) else (parts == order[0]) & ((parts == order[0]).cumsum(0) <= count)
+    return (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
 
 
 def _chunks(images: UInt8[Tensor, "n c h w"]) -> Sequence[UInt8[Tensor, "m c h w"]]:
@@ -368,10 +398,3 @@ def _localiser(recipe: Recipe, tensors: dict[str, Tensor]) -> Localiser | None:
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-
-def _preprocessing(card: dict[str, Any]) -> Preprocessing:
-    statistics = card["statistics"]
-    return Preprocessing(
-        card["size"], card["zoom"], Statistics(tuple(statistics["mean"]), tuple(statistics["std"])), card["side"]
-    )

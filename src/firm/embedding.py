@@ -14,14 +14,14 @@ from torch import Tensor
 
 from firm.adaptor import Pretrained, cell_features, check_cells
 from firm.backbones import FACTS, Backbone, load_backbone
-from firm.cells import Cells, CellTask, Choosable, good_groups
+from firm.cells import Cells, CellTask, Choosable, changes, good_groups, hard_first, spread
 from firm.colour import Jitter, jittered
 from firm.conditioning import Conditioned
 from firm.fitting import conditioned, preprocessing_of, task_of
 from firm.images import Preprocessing, fingerprint
 from firm.localiser import object_part
 from firm.recipes.recipe import Recipe, to_json
-from firm.store import stored
+from firm.store import cost, stored
 from firm.streams import stream
 from firm.tiling import Grid
 from firm.training import Task
@@ -29,6 +29,7 @@ from firm.types import FirmError, OneClass, Scene
 from firm.views import PatchPairs
 
 CHUNK = 8  # images embedded at once
+DRAWING = ("hard", "evenly")  # settings that decide what is drawn of the features, and not what they are
 EXTRA = 2  # numbers stored behind the features of an outlier's cell: how much of it is altered, and its group
 
 OnImages = Callable[[int, int, str], None]  # done, in all, what
@@ -57,6 +58,8 @@ class Embedder:
     def key(self, *more: object) -> str:
         """Names the features by all that decides them."""
         settings = {**asdict(self.settings), "hidden": (), "out": 0, "name": ""}
+        for name in DRAWING:
+            del settings[name]
         text = [fingerprint(self.ready.images), self.backbone.digest, settings, self.grid.stride, *more]
         return hashlib.sha256(json.dumps(text, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
@@ -76,8 +79,20 @@ class Embedder:
         part = self.views.light
         change = Jitter(brightness=part, contrast=part, saturation=0.0, hue=0.0)
         varied = jittered(image[None].float() / 255, change, rng=rng)[0]
-        turns = [axis for axis in (1, 2) if self.settings.flip and torch.rand((), generator=rng) < 0.5]
-        return (varied.flip(turns) * 255).round().clamp(0, 255).to(torch.uint8)
+        return (varied.flip(self.mirrors(row)) * 255).round().clamp(0, 255).to(torch.uint8)
+
+    def mirrors(self, row: int) -> list[int]:
+        """The axes along which a row of the store of good images is mirrored, its cells as well as its pixels."""
+        if row < self.good or not self.settings.flip:
+            return []
+        drawn = torch.rand(2, generator=stream(self.seed, "mirrored", row)) < 0.5
+        return [axis for axis, mirror in zip((-2, -1), drawn.tolist(), strict=True) if mirror]
+
+    def shown(self) -> Float[Tensor, "n r c"]:
+        """How much of every cell is object, for each row of the store of good images."""
+        part = object_part(self.grid, self.ready.foreground)
+        rows = range(self.good * self.settings.versions)
+        return torch.stack([part[row % self.good].flip(self.mirrors(row)) for row in rows])
 
     def outliers(self, begin: int, end: int) -> Float[Tensor, "n r c e"]:
         """Rows of the store of outliers: the first of every good image, then the second of every one, ..."""
@@ -98,7 +113,7 @@ def embedder_of(recipe: Recipe, data: OneClass, *, seed: int, device: torch.devi
     """Load the backbone and condition the images; what does not fit together is said here."""
     if not isinstance(recipe.tiling, Grid) or not isinstance(recipe.views, PatchPairs):
         raise FirmError("pretrained features describe patches; start from the preset adapted")
-    backbone = load_backbone(recipe.pretrained.name, deepest=_deepest(recipe.pretrained)).to(device)
+    backbone = load_backbone(recipe.pretrained.name, deepest=deepest(recipe.pretrained)).to(device)
     preprocessing = preprocessing_of(recipe, data)
     check_cells(recipe.pretrained, recipe.tiling, preprocessing.size)
     ready = conditioned(replace(recipe, size=preprocessing.size), data)[1]
@@ -106,7 +121,7 @@ def embedder_of(recipe: Recipe, data: OneClass, *, seed: int, device: torch.devi
     return Embedder(recipe, recipe.tiling, recipe.views, backbone, ready, preprocessing, seed)
 
 
-def _deepest(settings: Pretrained) -> int:
+def deepest(settings: Pretrained) -> int:
     known = FACTS[settings.name].stages if settings.name in FACTS else (3, 4)
     return max(settings.stages or known)
 
@@ -114,8 +129,8 @@ def _deepest(settings: Pretrained) -> int:
 def cell_task(embedder: Embedder, *, folder: Path | None, on_images: OnImages | None = None) -> CellTask:
     """Embed what is to be learnt from; with a folder it is kept there and an interrupted embedding goes on."""
     recipe, settings = embedder.recipe, embedder.settings
-    key = embedder.key(embedder.views.light, embedder.seed) if settings.versions > 1 else embedder.key()
     rows = embedder.good * settings.versions
+    key = embedder.key(*_varied_by(embedder)) if settings.versions > 1 else embedder.key()
     good = stored(folder, "good", key, rows, embedder.versions, chunk=CHUNK, on_rows=_counted(on_images, rows, "good"))
     per_inlier = recipe.outliers.per_inlier if recipe.training.epochs else 0
     rows = embedder.good * per_inlier
@@ -124,10 +139,10 @@ def cell_task(embedder: Embedder, *, folder: Path | None, on_images: OnImages | 
         folder, "outliers", made_by, rows, embedder.outliers, chunk=CHUNK,
         on_rows=_counted(on_images, rows, "synthetic defects"),
     ) if rows else good[:0]  # fmt: skip
-    shown = object_part(embedder.grid, embedder.ready.foreground).repeat(settings.versions, 1, 1)
+    shown = embedder.shown()
     return CellTask(
         Cells(good, Choosable.at_least(shown, embedder.views.fore), good_groups(len(good))),
-        _outlier_cells(bad, embedder.views.altered) if rows else Cells(bad, Choosable(shown[:0] > 0), good_groups(0)),
+        _outlier_cells(bad, good, embedder) if rows else Cells(bad, Choosable(shown[:0] > 0), good_groups(0)),
         embedder.backbone,
         settings,
         embedder.preprocessing,
@@ -154,9 +169,28 @@ def teaching(
     return cell_task(embedder_of(recipe, data, seed=seed, device=device), folder=folder, on_images=on_images)
 
 
-def _outlier_cells(stored_rows: Float[Tensor, "m r c e"], altered: float) -> Cells:
+def disk_costs(recipe: Recipe, images: int, row: tuple[int, int, int]) -> list[str]:
+    """What the features of so many good images, each a row of cells, and of defects on them will take on disk."""
+    told = [f"good {cost(images * recipe.pretrained.versions, row)}"]
+    if recipe.training.epochs:
+        told.append(f"outlier {cost(images * recipe.outliers.per_inlier, (*row[:2], row[2] + EXTRA))}")
+    return told
+
+
+def _varied_by(embedder: Embedder) -> list[object]:
+    """What decides the further versions of good images beside the settings."""
+    mirrored = [embedder.mirrors(row) for row in range(embedder.good * embedder.settings.versions)]
+    return [embedder.views.light, embedder.seed, *([mirrored] if embedder.settings.flip else [])]
+
+
+def _outlier_cells(stored_rows: Float[Tensor, "m r c e"], good: Float[Tensor, "n r c d"], embedder: Embedder) -> Cells:
     part, group = stored_rows[..., -EXTRA].float(), stored_rows[:, 0, 0, -1].long()
-    return Cells(stored_rows[..., :-EXTRA], Choosable.at_least(part, altered), group)
+    features, settings = stored_rows[..., :-EXTRA], embedder.settings
+    choosable = replace(Choosable.at_least(part, embedder.views.altered), evenly=settings.evenly)
+    if settings.hard:
+        change = changes(features, good[: embedder.good], spread(good)[1])
+        choosable = replace(choosable, chance=hard_first(change, choosable.allowed, settings.hard))
+    return Cells(features, choosable, group)
 
 
 def _counted(on_images: OnImages | None, rows: int, what: str) -> Callable[[int], None] | None:

@@ -33,7 +33,7 @@ def preprocessing_of(recipe: Recipe, data: OneClass) -> Preprocessing:
         size = min(size, side)
     if recipe.pretrained.name and isinstance(recipe.tiling, Grid):
         size -= size % recipe.tiling.stride  # cells lie side by side
-    return Preprocessing(size, recipe.zoom, statistics, side=side)
+    return Preprocessing(size, recipe.zoom, statistics, side=side, depth=data.depth)
 
 
 def conditioned(recipe: Recipe, data: OneClass) -> tuple[OneClass, Conditioned | None]:

@@ -6,11 +6,15 @@ Files and uploads become uint8 RGB here and nowhere else, so a part seen by the 
 from __future__ import annotations
 
 import hashlib
-import io
-from collections.abc import Callable
+import os
+import stat
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,113 +24,149 @@ from jaxtyping import Bool, Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from firm.types import FirmError, Statistics
+from firm.errors import UnreadableImage, named
+from firm.pixels import (
+    HEAD,
+    REPLACE,
+    Picture,
+    Unusable,
+    checked,
+    is_deep,
+    loaded,
+    marked,
+    may_be_deep,
+    of_array,
+    opened,
+    peak,
+    rgb,
+    turn_of,
+)
+from firm.types import FULL_DEPTH, Depth, FirmError, Statistics
 
+File = Path | str | bytes  # on disk or just its bytes
+Source = File | npt.NDArray[Any] | Image.Image
 Pixel = TypeVar("Pixel", bound=np.generic)
+Number = TypeVar("Number", int, float)
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm"})
-FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP", "GIF", "PPM")  # no format that runs an interpreter (EPS)
-MAX_PIXELS = 80_000_000  # below Pillow's own limit, so ours speaks first
-ORIENTATION = 0x0112
-UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".tif", ".tiff", ".webp"})
+MAX_BYTES = 2**30  # of a file: more than the largest image needs
+WHOLE, REAL = (255, 4095, 65535), (1.0, 255.0, 4095.0, 65535.0)  # what is taken for white where nobody says it
+
+_one_at_a_time = threading.Lock()  # how warnings are filtered is a matter of the whole process
 
 
-def decode(source: Path | str | bytes) -> npt.NDArray[np.uint8]:
-    """An image file or its bytes as (h, w, 3) uint8 RGB, upright, transparency over white.
+def decode(source: Source, depth: Depth = FULL_DEPTH) -> npt.NDArray[np.uint8]:
+    """A file, its bytes, an array or a Pillow image as (h, w, 3) uint8 RGB, upright, transparency over white.
 
-    Any file a camera, a scanner or an upload may hold ends in pixels or in a FirmError naming it, never in a crash.
+    Whatever a camera, a scanner or an upload may hold ends in pixels or in an UnreadableImage, never in a crash.
     """
-    return _decoded(source, _rgb)
+    if isinstance(source, np.ndarray):
+        with _in_a_sentence(source):
+            return of_array(source, depth)
+    return _read(source, lambda picture: rgb(picture, depth))
 
 
-def decode_mask(source: Path | str | bytes) -> npt.NDArray[np.bool_]:
+def decode_mask(source: File) -> npt.NDArray[np.bool_]:
     """The marked pixels (h, w) of a mask file: neither black nor transparent, be they only one grey level from it.
 
     Not by way of RGB: 16-bit labels would round to nothing, and what is transparent would turn white.
     """
-    return _decoded(source, _marked)
-
-
-def _decoded(source: Path | str | bytes, read: Callable[[Image.Image], npt.NDArray[Pixel]]) -> npt.NDArray[Pixel]:
-    name = "the image" if isinstance(source, bytes) else str(source)
-    try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as image:
-            _refuse_bomb(image, name)
-            image.load()  # before asking for the orientation: Pillow turns a TIFF while loading it
-            return read(_upright(image))
-    except FirmError:
-        raise
-    except FileNotFoundError:
-        raise FirmError(f"{name} does not exist; check the path") from None
-    except Exception as error:  # decoders of damaged files raise anything from SyntaxError to struct.error
-        raise FirmError(f"{name} cannot be decoded as an image ({error}); replace or remove it") from error
-
-
-def _refuse_bomb(image: Image.Image, name: str) -> None:
-    if image.width * image.height > MAX_PIXELS:
-        raise FirmError(
-            f"{name} has {image.width} x {image.height} pixels, more than {MAX_PIXELS:,}; crop or scale it down first"
-        )
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    """Turned as its EXIF orientation asks; the pixels of a file with damaged EXIF are still good."""
-    turn = _turn(image)
-    return image if turn is None else image.transpose(turn)
-
-
-def _turn(image: Image.Image) -> Image.Transpose | None:
-    try:
-        return UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # see _decoded
-        return None
+    return _read(source, marked)
 
 
 def turn_like(mask: npt.NDArray[np.bool_], image: Path) -> npt.NDArray[np.bool_]:
     """A mask drawn on the pixels as `image` stores them, turned upright as `image` itself is."""
-    with Image.open(image, formats=FORMATS) as opened:
-        turn = _turn(opened)  # not loaded: see _decoded
-    return mask if turn is None else np.array(Image.fromarray(mask.astype(np.uint8)).transpose(turn)) > 0
+    with _in_a_sentence(image):
+        return _turned(mask, turn_of(opened(_content(image))))  # not loaded: see _read
 
 
-def _rgb(image: Image.Image) -> npt.NDArray[np.uint8]:
-    if image.mode.startswith("I"):
-        return _from_16_bit(np.asarray(image))
-    if image.mode == "F":
-        raise ValueError("floating-point pixels have no agreed scale: save as 8 or 16 bit")
-    if _transparent(image):
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return np.array(image.convert("RGB"))
+def depth_of(files: Iterable[Path]) -> Depth:
+    """Which sample is white in all these files: of the usual ones the least that none exceeds; without deep files 255.
+
+    Where that is not the most a deep file can hold, it is said. One that cannot be read has no voice, and whoever
+    decodes it is told why.
+    """
+    whole, real = list[int](), list[float]()
+    for file in files:
+        try:
+            found = peak_of(file)
+        except UnreadableImage:
+            continue
+        if isinstance(found, float) and found <= REAL[-1]:  # beyond that, or no number: its file will be refused
+            real.append(found)
+        elif isinstance(found, int) and found <= WHOLE[-1]:
+            whole.append(found)
+    depth = Depth(_white(whole, WHOLE), _white(real, REAL))
+    for peaks, white, full in ((whole, depth.whole, FULL_DEPTH.whole), (real, depth.real, FULL_DEPTH.real)):
+        if peaks and white != full:
+            told = f"{len(peaks)} of the images to learn from have more than 8 bits and no sample above {white:g}"
+            warnings.warn(f"{told}, which is white from now on; if it is not, say their bits (--depth)", stacklevel=2)
+    return depth
 
 
-def _marked(image: Image.Image) -> npt.NDArray[np.bool_]:
-    if image.mode.startswith("I") or image.mode == "F":
-        return np.asarray(image) > 0
-    if not _transparent(image):
-        return np.asarray(image.convert("RGB")).max(axis=2) > 0
-    rgba = np.asarray(image.convert("RGBA"))
-    return (rgba[..., :3].max(axis=2) > 0) & (rgba[..., 3] > 0)
+def peak_of(source: File) -> int | float | None:
+    """The largest sample of a file of more than 8 bits, a float if they are; None: it has 8 bits.
+
+    Of most files that is told by the first bytes, so a large folder is not read twice.
+    """
+    with _in_a_sentence(source):
+        if not may_be_deep(_content(source, HEAD)):
+            return None
+        content = _content(source)
+        image = opened(content)
+        return peak(loaded(image, content)) if is_deep(image) else None
 
 
-def _transparent(image: Image.Image) -> bool:
-    return "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "La", "RGBa")
+def _white(peaks: Sequence[Number], usual: Sequence[Number]) -> Number:
+    return next(white for white in usual if max(peaks, default=0) <= white)
 
 
-def _from_16_bit(grey: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
-    """65535 becomes 255: dividing by 257, where Pillow's own conversion would clip everything above 255."""
-    wide = grey.astype(np.int32)
-    if wide.size and (wide.min() < 0 or wide.max() > 65535):
-        raise ValueError("pixels outside 0..65535: save as 8 or 16 bit")
-    return np.repeat(((wide + 128) // 257).astype(np.uint8)[:, :, None], 3, axis=2)
+def _read(source: File | Image.Image, look: Callable[[Picture], npt.NDArray[Pixel]]) -> npt.NDArray[Pixel]:
+    with _in_a_sentence(source):
+        content = b"" if isinstance(source, Image.Image) else _content(source)
+        image = checked(source) if isinstance(source, Image.Image) else opened(content)
+        pixels = look(loaded(image, content))
+        return _turned(pixels, turn_of(image))  # asked after loading: Pillow turns a TIFF while it does so
+
+
+def _turned(pixels: npt.NDArray[Pixel], turn: Image.Transpose | None) -> npt.NDArray[Pixel]:
+    return pixels if turn is None else np.array(Image.fromarray(pixels.astype(np.uint8)).transpose(turn), pixels.dtype)
+
+
+def _content(source: File, first: int = -1) -> bytes:
+    """The bytes of a file of moderate size: never those of a device or a pipe, which may have no end."""
+    if isinstance(source, bytes):
+        return source
+    try:
+        about = os.stat(source)
+        if stat.S_ISDIR(about.st_mode):
+            raise Unusable("is a folder, not an image, or may not be listed; give the image files in it")
+        if not stat.S_ISREG(about.st_mode):
+            raise Unusable("is no file but a device or a pipe; give an image file")
+        if about.st_size > MAX_BYTES:
+            raise Unusable(f"has {about.st_size:,} bytes, more than {MAX_BYTES:,}; crop or scale it down first")
+        with open(source, "rb") as file:
+            return file.read(first)
+    except FileNotFoundError:
+        raise Unusable("does not exist; check the path") from None
+    except OSError as error:
+        raise Unusable(f"cannot be opened ({error.strerror}); check the path and its permissions") from None
+
+
+@contextmanager
+def _in_a_sentence(source: Source) -> Iterator[None]:
+    """Whatever goes wrong is an UnreadableImage that names the file, and nothing is said beside it."""
+    path = Path(source) if isinstance(source, Path | str) else None
+    name = "the image" if path is None else named(path)
+    try:
+        with _one_at_a_time, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except Unusable as reason:
+        raise UnreadableImage(f"{name} {reason}", path) from None
+    except Exception as error:  # decoders of damaged files raise anything from SyntaxError to struct.error
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise UnreadableImage(f"{name} cannot be decoded as an image ({why}); {REPLACE}", path) from error
 
 
 def to_tensor(image: npt.NDArray[np.uint8]) -> UInt8[Tensor, "1 3 h w"]:
@@ -174,6 +214,7 @@ class Preprocessing:
     zoom: float = 1.0  # > 1: enlarge, then crop the centre, as the paper does before testing
     statistics: Statistics = UNCHANGED
     side: int = 0  # at which files are read, as those that were learnt from; 0: at once as large as the view needs
+    depth: Depth = FULL_DEPTH  # of files of more than 8 bits, as of those that were learnt from
 
     @property
     def file_side(self) -> int:
@@ -188,6 +229,16 @@ class Preprocessing:
         lengths = {len(self.statistics.mean), len(self.statistics.std)}
         if lengths not in ({1}, {3}) or not all(s > 0 for s in self.statistics.std):
             raise FirmError(f"{self.statistics} must hold 1 or 3 means and as many deviations > 0")
+
+    @classmethod
+    def from_card(cls, card: dict[str, Any]) -> Preprocessing:
+        """What a detector's card says of it; one of before the depth was kept read files by the default."""
+        statistics = Statistics(*(tuple(card["statistics"][name]) for name in ("mean", "std")))
+        return cls(card["size"], card["zoom"], statistics, card["side"], Depth(**card.get("depth", {})))
+
+    def read(self, source: Source) -> UInt8[Tensor, "1 3 side side"]:
+        """An image as those that were learnt from were read, be it a file, an upload, an array or a Pillow image."""
+        return resize(to_tensor(decode(source, self.depth)), self.file_side)
 
     def test_view(self, images: UInt8[Tensor, "n c h w"]) -> Float[Tensor, "n 3 size size"]:
         """The one deterministic view: enlarge by `zoom`, crop the centre, normalise."""

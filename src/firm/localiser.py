@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -165,15 +165,29 @@ class Localiser:
         shown = torch.maximum(object_part(self.grid, foreground), self.present)
         return scores.clamp(min=0) * (shown / self.grid.object).clamp(max=1)
 
-    def scores(self, cells: Float[Tensor, "n r c"]) -> Float[Tensor, " n"]:
-        """The image's score: its worst patch, or the mean of its `tiling.worst` worst ones."""
+    def scores(self, cells: Float[Tensor, "n r c"], seen: Seen | None = None) -> Float[Tensor, " n"]:
+        """The image's score: its worst patch, or the mean of its `tiling.worst` worst ones.
+
+        With `memory.reweight` each of them is weighed first, by what was seen of it.
+        """
         flat = cells.flatten(1)
-        return flat.topk(min(self.grid.worst, flat.shape[1]), dim=1).values.mean(1)
+        worst, places = flat.topk(min(self.grid.worst, flat.shape[1]), dim=1)
+        if any(bank.memory.reweight for bank in self.banks.values()):
+            worst = worst * self._weights(places, seen)
+        return worst.mean(1)
+
+    def _weights(self, places: Int[Tensor, "n w"], seen: Seen | None) -> Float[Tensor, "n w"]:
+        """The mean over the kinds of features, as that of the scores themselves."""
+        if seen is None:
+            raise FirmError("memory.reweight weighs patches by their features; give what was seen of them, too")
+        image, cell = torch.arange(len(places)).repeat_interleave(places.shape[1]), places.flatten()
+        parts = [bank.weights(seen[kind].flatten(1, 2)[image, cell], cell) for kind, bank in self.banks.items()]
+        return torch.stack(parts).mean(0).view_as(places)
 
     def locate(self, seen: Seen, ready: Conditioned) -> Located:
         """Scores and maps; a map lies over its image as it came, however it was aligned."""
         cells = self.cells(seen, ready.foreground)
-        return Located(self.scores(cells), ready.back(self.grid.maps(cells, *ready.images.shape[-2:])))
+        return Located(self.scores(cells, seen), ready.back(self.grid.maps(cells, *ready.images.shape[-2:])))
 
     def tensors(self) -> dict[str, Tensor]:
         """All that is to be saved."""
@@ -221,11 +235,22 @@ class Looks(Protocol):
     def __call__(self, images: UInt8[Tensor, "n k h w"]) -> Seen: ...
 
 
-def fit_localiser(look: Looks, ready: Conditioned, memory: Memory, *, seed: int, seen: Seen | None = None) -> Localiser:
-    """Remember the patches of good images; what was seen of them already need not be looked at again."""
+def fit_localiser(
+    look: Looks,
+    ready: Conditioned,
+    memory: Memory,
+    *,
+    seed: int,
+    seen: Seen | None = None,
+    parts: Int[Tensor, " n"] | None = None,
+) -> Localiser:
+    """Remember the patches of good images; what was seen of them already need not be looked at again.
+
+    `parts` numbers the part each image shows, where several show one.
+    """
     seen = look_at(look, ready.images) if seen is None else seen
     banks = {
-        kind: fit_bank(features, metric_of(memory, kind), rng=stream(seed, "bank", kind))
+        kind: fit_bank(features, metric_of(memory, kind), rng=stream(seed, "bank", kind), parts=parts)
         for kind, features in seen.items()
     }
     present = object_part(look.grid, ready.foreground).mean(0) if memory.reach >= 0 else None

@@ -79,7 +79,9 @@ class Run:
     ) -> None:
         self.task, self.folder = task, folder
         self.checkpoint_seconds, self.log_every = checkpoint_seconds, log_every
-        self.digest = digest(recipe, seed=task.seed, images=task.fingerprint, preprocessing=asdict(task.preprocessing))
+        prepared = asdict(task.preprocessing)
+        del prepared["depth"]  # of files whose pixels are named by the fingerprint already
+        self.digest = digest(recipe, seed=task.seed, images=task.fingerprint, preprocessing=prepared)
         self.state = resumed(recipe.encoder, task, device, folder, self.digest)
         self.resumed_at = self.state.step
         self.history = History(None if folder is None else folder / HISTORY, self.state.step)

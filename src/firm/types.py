@@ -5,6 +5,7 @@ One sign holds everywhere: a higher score is more anomalous.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -30,6 +31,26 @@ class Statistics:
 
 
 @dataclass(frozen=True)
+class Depth:
+    """Which sample is white in images of more than 8 bits: one decision for all images of a detector.
+
+    A dark 16-bit image cannot be told from a 12-bit one, so a guess per file would change the scale between images.
+    """
+
+    whole: int = 65535  # of samples that are whole numbers: 4095 is 12 bit in 16
+    real: float = 1.0  # of floating-point samples
+
+    def __post_init__(self) -> None:
+        if not 255 <= self.whole <= 65535:
+            raise FirmError(f"depth.whole is {self.whole}; white lies between 255 (8 bit) and 65535 (16 bit)")
+        if not 0 < self.real < math.inf:
+            raise FirmError(f"depth.real is {self.real}; white must be a number above 0")
+
+
+FULL_DEPTH = Depth()  # white is the most that 16 bits hold, and 1 of floats
+
+
+@dataclass(frozen=True)
 class Truth:
     """What is known of test images beyond good or bad: the kind of each, and where it is defective."""
 
@@ -49,6 +70,7 @@ class OneClass:
     size: int  # the side at which the paper works on this data set
     statistics: Statistics | None = None  # published ones; None: take those of the inliers
     truth: Truth | None = None
+    depth: Depth = FULL_DEPTH  # at which its files were read
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from firm.cli.terminal import say
 
 if TYPE_CHECKING:
     from firm.recipes.recipe import Recipe
-    from firm.types import OneClass
+    from firm.types import Depth, OneClass
 
 BY_HAND = {  # what a preset leaves to be chosen -> the setting that a person may give instead
     "foreground": "conditioning.foreground",
@@ -49,13 +49,20 @@ def side_for(recipe: Recipe) -> int:
     return recipe.size if recipe.tiling.patchwise and recipe.size else max(SIDE, 2 * recipe.size)
 
 
-def loaded(data: str, side: int) -> tuple[OneClass, list[str]]:
+def depth_of(bits: int | None) -> Depth | None:
+    """The depth that was declared; None: it is to be found."""
+    from firm.types import Depth
+
+    return None if bits is None else Depth(2**bits - 1)
+
+
+def loaded(data: str, side: int, *, depth: Depth | None = None, strict: bool = False) -> tuple[OneClass, list[str]]:
     """The images, every doubt about them said, and those of the doubts that cost a file."""
     from firm.data import load
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        images = load(data, side=side)
+        images = load(data, side=side, depth=depth, strict=strict)
     doubts = [str(one.message) for one in caught]
     for doubt in doubts:
         say(f"warning: {doubt}")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from firm.cli.inputs import loaded
-from firm.cli.options import AsJson, Data, Device, Model, Threads
+from firm.cli.options import AsJson, Data, Device, Model, Strict, Threads
 from firm.cli.terminal import bar, counting, say, settle, show
-from firm.errors import FirmError
+from firm.errors import FirmError, named
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from firm.data.folder import Skipped
     from firm.detector import Detector
+    from firm.images import Preprocessing
     from firm.types import Truth
 
 CHUNK = 128  # images decoded and scored at once
@@ -37,6 +38,7 @@ def score(
     ] = None,
     device: Device = "cpu",
     threads: Threads = 0,
+    strict: Strict = False,
     as_json: AsJson = False,
 ) -> None:
     """Score images and call each normal (+1) or anomalous (-1). Higher = more anomalous."""
@@ -46,16 +48,17 @@ def score(
     detector = Detector.load(model, device=device)
     limit, rows, left_out = detector.threshold.value, list[dict[str, Any]](), list[str]()
     with bar("scoring") as update:
-        for some in _suspects(images, detector.preprocessing.file_side, maps):
+        for some in _suspects(images, detector.preprocessing, maps, strict=strict):
             rows += _scored(detector, some, maps, counting(update, some.total, len(rows) + len(left_out)))
             left_out += some.left_out
     if not rows:
         raise FirmError("none of the images could be read; see the lines above")
     calls = sum(row["label"] == -1 for row in rows)
-    lines = [f"{row['score']:.6f}  {'normal   ' if row['label'] == 1 else 'anomalous'}  {row['image']}" for row in rows]
+    called = {1: "normal   ", -1: "anomalous"}
+    lines = [f"{row['score']:.6f}  {called[row['label']]}  {named(row['image'])}" for row in rows]
     lines.append(f"{calls} of {len(rows)} images above the threshold {limit:.6g}")
     if maps is not None:
-        lines.append(f"heat maps, in colours from 0 to {2 * limit:.6g}, are in {maps}")
+        lines.append(f"heat maps, in colours from 0 to {2 * limit:.6g}, are in {named(maps)}")
     show({"threshold": limit, "images": rows, "left_out": left_out}, "\n".join(lines), as_json)
     if left_out:
         raise typer.Exit(1)
@@ -73,23 +76,23 @@ class _Some:
     total: int  # of all images, not of these
 
 
-def _suspects(images: list[str], side: int, maps: Path | None) -> Iterator[_Some]:
+def _suspects(images: list[str], how: Preprocessing, maps: Path | None, *, strict: bool) -> Iterator[_Some]:
     """What is to be scored, in pieces that fit in memory."""
     from firm.data import DATASETS
     from firm.data.folder import find_files
 
     if len(images) == 1 and images[0].partition(":")[0] in DATASETS:
-        yield from _tests(images[0], side)
+        yield from _tests(images[0], how, strict=strict)
         return
     paths = [Path(name) for name in images]
     files = find_files(paths)
     if maps is not None:
         _refuse_mixing(maps, paths)
-    yield from _files(files, paths, side)
+    yield from _files(files, paths, how, strict=strict)
 
 
-def _tests(data: str, side: int) -> Iterator[_Some]:
-    task, left_out = loaded(data, side)
+def _tests(data: str, how: Preprocessing, *, strict: bool) -> Iterator[_Some]:
+    task, left_out = loaded(data, how.file_side, depth=how.depth, strict=strict)
     for begin in range(0, len(task.test), CHUNK):
         pixels = task.test[begin : begin + CHUNK]
         numbers = range(begin, begin + len(pixels))
@@ -98,17 +101,18 @@ def _tests(data: str, side: int) -> Iterator[_Some]:
         yield _Some(names, places, pixels, pictures, [] if begin else left_out, len(task.test))
 
 
-def _files(files: list[Path], paths: list[Path], side: int) -> Iterator[_Some]:
+def _files(files: list[Path], paths: list[Path], how: Preprocessing, *, strict: bool) -> Iterator[_Some]:
     from firm.data.folder import read_files
     from firm.images import decode
     from firm.report.heat import places
 
     place = dict(zip(files, places(files, paths), strict=True))
     for begin in range(0, len(files), CHUNK):
-        pixels, read, skipped = read_files(files[begin : begin + CHUNK], side)
+        chunk = files[begin : begin + CHUNK]
+        pixels, read, skipped = read_files(chunk, how.file_side, depth=how.depth, strict=strict)
         left_out = _told(skipped)
-        where = [place[file] for file in read]
-        yield _Some([str(file) for file in read], where, pixels, map(decode, read), left_out, len(files))
+        where, pictures = [place[file] for file in read], (decode(file, how.depth) for file in read)
+        yield _Some([str(file) for file in read], where, pixels, pictures, left_out, len(files))
 
 
 def _told(skipped: Skipped) -> list[str]:
@@ -147,7 +151,14 @@ def _scored(detector: Detector, some: _Some, maps: Path | None, advance: OnChunk
     return rows
 
 
-def evaluate(model: Model, data: Data, device: Device = "cpu", threads: Threads = 0, as_json: AsJson = False) -> None:
+def evaluate(
+    model: Model,
+    data: Data,
+    device: Device = "cpu",
+    threads: Threads = 0,
+    strict: Strict = False,
+    as_json: AsJson = False,
+) -> None:
     """Measure a detector on labelled images.
 
     AUROC of images and pixels and AUPRO, with 95 % bootstrap intervals, over all defects and for each kind.
@@ -158,7 +169,7 @@ def evaluate(model: Model, data: Data, device: Device = "cpu", threads: Threads 
 
     settle(device, threads)
     detector = Detector.load(model, device=device)
-    images, anomalous, truth, left_out = _labelled(data, detector.preprocessing.file_side)
+    images, anomalous, truth, left_out = _labelled(data, detector.preprocessing, strict=strict)
     with bar("scoring") as update:
         found = evaluate_detector(detector, images, anomalous, truth, counting(update, len(images)))
     unmarked = None if truth is None else int((anomalous & ~truth.known).sum())
@@ -170,16 +181,16 @@ def evaluate(model: Model, data: Data, device: Device = "cpu", threads: Threads 
         raise typer.Exit(1)
 
 
-def _labelled(data: str, side: int) -> tuple[Tensor, Tensor, Truth | None, list[str]]:
+def _labelled(data: str, how: Preprocessing, *, strict: bool) -> tuple[Tensor, Tensor, Truth | None, list[str]]:
     """Test images, which are anomalous, what else is known of them, and what had to be left out."""
     from firm.data import DATASETS, folder_named
     from firm.data.folder import read_test
 
     if data.partition(":")[0] in DATASETS:
-        task, left_out = loaded(data, side)
+        task, left_out = loaded(data, how.file_side, depth=how.depth, strict=strict)
         return task.test, task.anomalous, task.truth, left_out
     folder = folder_named(data) or Path(data)
-    test = read_test(folder, side)
+    test = read_test(folder, how.file_side, depth=how.depth, strict=strict)
     left_out = _told(test.skipped)
     if not (folder / "test").is_dir():
         say("warning: good/ holds the images one learns from; on them false calls look fewer than they are")

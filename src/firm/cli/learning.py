@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from firm.cli.inputs import loaded, preset_for, recipe_of, side_for
-from firm.cli.options import AsJson, Data, Device, Seed, Settings, Threads
+from firm.cli.inputs import depth_of, loaded, preset_for, recipe_of, side_for
+from firm.cli.options import AsJson, Bits, Data, Device, Preset, Pretrained, Seed, Settings, Strict, Threads
 from firm.cli.terminal import Update, bar, percent, say, settle, show
-from firm.errors import FirmError
+from firm.errors import FirmError, named
 
 # the drawn parts are half as large as photographs are taken to be: finer places, and as many steps
 DEMO = ("training.epochs=120", "tiling.stride=8", "memory.reach=2")
@@ -27,20 +27,8 @@ if TYPE_CHECKING:
 def fit(
     data: Data,
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the detector is written.")],
-    preset: Annotated[
-        str | None,
-        typer.Option(
-            help="Where the settings start: inspect, patches, whole, parts, fast, paper or authors. "
-            "Unless given: fast for classes of semantic data sets, inspect for all else.",
-        ),
-    ] = None,
-    encoder: Annotated[
-        str | None,
-        typer.Option(
-            help="Start from pretrained features: efficientnet-lite0, -lite1, -lite2, timm:NAME, or a weights file of "
-            "one of these or a ResNet (.safetensors or .pth). Minutes instead of hours.",
-        ),
-    ] = None,
+    preset: Preset = None,
+    encoder: Pretrained = None,
     settings: Settings = None,
     seed: Seed = 0,
     device: Device = "cpu",
@@ -48,6 +36,8 @@ def fit(
     holdout: Annotated[float, typer.Option(help="Part of the good images kept for the threshold.")] = 0.1,
     false_calls: Annotated[float, typer.Option(help="Wished rate of good images called anomalous.")] = 0.05,
     checkpoint_seconds: Annotated[float, typer.Option(help="How much work an interruption may cost.")] = 30.0,
+    depth: Bits = None,
+    strict: Strict = False,
     as_json: AsJson = False,
 ) -> None:
     """Learn from good images and write a detector. Run again after an interruption: it goes on where it was."""
@@ -58,7 +48,7 @@ def fit(
     recipe = recipe_of(preset or ("adapted" if encoder else preset_for(data)), _with_encoder(settings, encoder))
     if out.is_dir() or not out.name:
         raise FirmError(f"{out} is a folder; name the file to write, for example {out / 'parts.firm'}")
-    images, left_out = loaded(data, side_for(recipe))
+    images, left_out = loaded(data, side_for(recipe), depth=depth_of(depth), strict=strict)
     for sentence in foretell(recipe, images, holdout=holdout, seed=seed):
         say(sentence)
     folder = out.with_name(out.name + ".run")
@@ -80,8 +70,9 @@ def fit(
         )
         detector.save(out)
         discard(folder)
-    learnt = f"{out}: learnt {detector.origin['good_images']} good images of {images.name}"
-    show({"model": str(out), **detector.card()}, f"{learnt}\n{_promise(detector.threshold, false_calls)}", as_json)
+    learnt = f"{named(out)}: learnt {detector.origin['good_images']} good images of {images.name}"
+    told = {"model": str(out), **detector.card(), "left_out": left_out}
+    show(told, f"{learnt}\n{_promise(detector.threshold, false_calls)}", as_json)
     if left_out:
         raise typer.Exit(1)
 
@@ -95,9 +86,15 @@ def _promise(bound: Threshold, wished: float) -> str:
     """The threshold in a sentence; on standard error, that it promises less than was wished."""
     if bound.false_calls > wished + 1e-9:
         wanted = math.ceil(1 / wished) - 1
-        say(f"warning: {bound.images} held-out images cannot promise {100 * wished:g} %; that takes {wanted}")
+        say(f"warning: {_held_out(bound)} cannot promise {100 * wished:g} %; that takes {wanted}")
     expected = f"at most {100 * bound.false_calls:.1f} % false calls expected"
-    return f"threshold {bound.value:.6g}: {expected}, by {bound.images} held-out good images"
+    return f"threshold {bound.value:.6g}: {expected}, by {_held_out(bound)}"
+
+
+def _held_out(bound: Threshold) -> str:
+    """What the threshold rests on: parts rather than photographs, where these are several of one part."""
+    images = f"{bound.images} held-out good images"
+    return f"{images} of {bound.parts} parts" if 0 < bound.parts < bound.images else images
 
 
 def demo(

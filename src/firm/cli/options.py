@@ -18,4 +18,26 @@ Settings = Annotated[
 Seed = Annotated[int, typer.Option(help="Everything random follows from it.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, ...")]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves the choice to torch.")]
+Strict = Annotated[
+    bool,
+    typer.Option("--strict", help="Stop at the first file that cannot be used instead of going on without it."),
+]
+Bits = Annotated[
+    int | None,
+    typer.Option("--depth", min=8, max=16, help="Bits of images deeper than 8 (12 in 16, ...). Else found on them."),
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        help="Where the settings start: inspect, patches, whole, parts, fast, paper or authors. "
+        "Unless given: fast for classes of semantic data sets, inspect for all else.",
+    ),
+]
+Pretrained = Annotated[
+    str | None,
+    typer.Option(
+        help="Start from pretrained features: efficientnet-lite0, -lite1, -lite2, timm:NAME, or a weights file of "
+        "one of these or a ResNet (.safetensors or .pth). Minutes instead of hours.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON result on standard output.")]

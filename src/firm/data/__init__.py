@@ -18,13 +18,14 @@ from torch import Tensor
 
 from firm.data import cats_vs_dogs, cifar, fashion_mnist, industrial
 from firm.data.download import data_root, fetch
-from firm.data.folder import SIDE, load_folder, read_folder
-from firm.types import FirmError, OneClass, Split, Statistics, Truth
+from firm.data.folder import SIDE, Reading, load_folder, read_folder
+from firm.types import FULL_DEPTH, Depth, FirmError, OneClass, Split, Statistics, Truth
 
 __all__ = ["DATASETS", "Dataset", "classes", "data_root", "fetch", "load", "load_folder", "read_folder"]
 
-Sets = tuple[Tensor, Tensor, Tensor, Truth | None]  # train inliers, test images, which are anomalous, what is known
-Reader = Callable[[int, Sequence[Path], int], Sets]  # number of the class, where the files may be, side to read them at
+# train inliers, test images, which are anomalous, what is known, the depth of the files
+Sets = tuple[Tensor, Tensor, Tensor, Truth | None, Depth]
+Reader = Callable[[int, Sequence[Path], Reading], Sets]  # number of the class, where the files may be, how to read them
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Dataset:
 def _one_against_all(read: Callable[[Sequence[Path]], tuple[Split, Split]]) -> Reader:
     """The one-class protocol: learn from one class of the train split, test on the whole test split."""
 
-    def task(inlier: int, places: Sequence[Path], _: int) -> Sets:
+    def task(inlier: int, places: Sequence[Path], _: Reading) -> Sets:
         (train, train_labels), (test, test_labels) = read(places)
         good = train[train_labels == inlier]
         if not len(good):
@@ -52,17 +53,18 @@ def _one_against_all(read: Callable[[Sequence[Path]], tuple[Split, Split]]) -> R
             torch.from_numpy(np.array(test)),
             torch.from_numpy(test_labels != inlier),
             None,
+            FULL_DEPTH,
         )
 
     return task
 
 
-def _draw(number: int, _: Sequence[Path], side: int) -> Sets:
+def _draw(number: int, _: Sequence[Path], reading: Reading) -> Sets:
     """Parts drawn on the spot: nothing to download."""
     from firm.data.drawn import drawn  # late: drawing is a stage of its own, loaded only by those who draw
 
-    task, _parts = drawn(DATASETS["drawn"].classes[number], size=side)
-    return task.train, task.test, task.anomalous, task.truth
+    task, _parts = drawn(DATASETS["drawn"].classes[number], size=reading.side)
+    return task.train, task.test, task.anomalous, task.truth, task.depth
 
 
 DATASETS: dict[str, Dataset] = {
@@ -108,25 +110,35 @@ DATASETS: dict[str, Dataset] = {
 }
 
 
-def load(name: str, root: Path | None = None, *, side: int | None = None) -> OneClass:
+def load(
+    name: str,
+    root: Path | None = None,
+    *,
+    side: int | None = None,
+    depth: Depth | None = None,
+    strict: bool = False,
+) -> OneClass:
     """The task "dataset:class" (class by name or number), or a folder of images, also one in FIRM_DATA by its name.
 
     A data set's name wins over a folder of that name: write ./cifar10 for the folder. `side` is that at which the
-    images of a folder, of an industrial set and of drawn parts are kept; the semantic sets come in one size.
+    images of a folder, of an industrial set and of drawn parts are kept; the semantic sets come in one size. `depth`
+    says what is white in files of more than 8 bits: a detector's for images it is to score, else found on the good
+    ones. `strict` stops at the first file of a folder or an industrial set that cannot be used.
     """
     dataset, _, wanted = name.partition(":")
     folder = folder_named(name, root)
     if folder is not None:
-        found = load_folder(folder, side or SIDE)
+        found = load_folder(folder, side or SIDE, depth=depth, strict=strict)
         return found if folder == Path(name).expanduser() else replace(found, name=name)
     if dataset not in DATASETS:
         raise FirmError(f"{name!r} is neither a folder nor a data set; the data sets are {', '.join(DATASETS)}")
     facts = DATASETS[dataset]
     inlier = _class_number(dataset, wanted)
     kept = side or facts.side
-    train, test, anomalous, truth = facts.read(inlier, _places(dataset, data_root(root)), kept)
+    places, reading = _places(dataset, data_root(root)), Reading(kept, depth, strict)
+    train, test, anomalous, truth, depth = facts.read(inlier, places, reading)
     size = min(facts.size, kept) if facts.side else facts.size
-    return OneClass(f"{dataset}:{facts.classes[inlier]}", train, test, anomalous, size, facts.statistics, truth)
+    return OneClass(f"{dataset}:{facts.classes[inlier]}", train, test, anomalous, size, facts.statistics, truth, depth)
 
 
 def folder_named(name: str, root: Path | None = None) -> Path | None:

@@ -6,10 +6,11 @@ In the last two, masks of the defects may lie in ground_truth/<kind>/, called <i
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +19,15 @@ import torch
 from jaxtyping import Bool, UInt8
 from torch import Tensor
 
-from firm.images import SUFFIXES, decode, decode_mask, resize, resize_mask, to_tensor, turn_like
-from firm.types import FirmError, OneClass, Truth
+from firm.errors import named
+from firm.images import SUFFIXES, decode, decode_mask, depth_of, resize, resize_mask, to_tensor, turn_like
+from firm.types import FULL_DEPTH, Depth, FirmError, OneClass, Truth
 
 SIDE = 128  # at which images are kept
 SIZE = 64  # at which they are learnt from unless the recipe says otherwise
 GOOD = "good"  # the kind of a normal image
 NORMAL = (GOOD, "ok")  # what the layouts call the folder of normal images
+FOREIGN = frozenset({".gif", ".ppm", ".pgm", ".pnm", ".jp2", ".avif", ".heic", ".eps", ".psd", ".tga"})  # never read
 Skipped = list[tuple[Path, str]]  # the file and why it could not be used
 
 
@@ -49,6 +52,15 @@ class Listing:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """How files become images: the side they are brought to, what is white in deep ones, what a bad one costs."""
+
+    side: int = SIDE
+    depth: Depth | None = None  # None: found on the images to learn from
+    strict: bool = False  # stop at the first file that cannot be used, instead of listing it and going on
+
+
+@dataclass(frozen=True)
 class Tested:
     """Labelled images to test on, the file of each, and the files that could not be used."""
 
@@ -59,37 +71,41 @@ class Tested:
     skipped: Skipped
 
 
-def load_folder(folder: Path, side: int = SIDE) -> OneClass:
+def load_folder(folder: Path, side: int = SIDE, *, depth: Depth | None = None, strict: bool = False) -> OneClass:
     """The folder's good images to learn from, and the labelled ones to test on, none if it has none.
 
-    A damaged file is warned about by name and left out: it never costs the good ones.
+    A damaged file is warned about by name and left out: it never costs the good ones unless `strict` asks for it.
     """
-    train, test = read_listing(list_folder(folder), side)
+    train, test, depth = read_listing(list_folder(folder), Reading(side, depth, strict))
     truth = test.truth if test.files else None
-    return OneClass(str(folder), train, test.images, test.anomalous, min(SIZE, side), truth=truth)
+    return OneClass(str(folder), train, test.images, test.anomalous, min(SIZE, side), truth=truth, depth=depth)
 
 
-def read_listing(listing: Listing, side: int) -> tuple[UInt8[Tensor, "n 3 side side"], Tested]:
-    """The images to learn from, of which there must be one, and those to test on."""
-    good = _usable(_decoded(listing.train, side), listing.home)
-    test = _read_specimens(listing, side)
+def read_listing(listing: Listing, reading: Reading) -> tuple[UInt8[Tensor, "n 3 side side"], Tested, Depth]:
+    """The images to learn from, of which there must be one, those to test on, and the depth of both."""
+    depth = reading.depth or depth_of(listing.train)
+    reading = replace(reading, depth=depth)
+    good = _usable(_decoded(listing.train, reading), listing.home)
+    test = _read_specimens(listing, reading)
     for _, reason in good.skipped + test.skipped:
         warnings.warn(f"left out: {reason}", stacklevel=2)
-    return good.images, test
+    return good.images, test, depth
 
 
-def read_folder(folder: Path, side: int = SIDE) -> tuple[UInt8[Tensor, "n 3 side side"], list[Path], Skipped]:
+def read_folder(
+    folder: Path, side: int = SIDE, *, depth: Depth = FULL_DEPTH, strict: bool = False
+) -> tuple[UInt8[Tensor, "n 3 side side"], list[Path], Skipped]:
     """The images lying directly in a folder, sorted by name, with their files and those skipped."""
-    found = _usable(_decoded(image_files(folder), side), folder)
+    found = _usable(_decoded(image_files(folder), Reading(side, depth, strict)), folder)
     return found.images, found.files, found.skipped
 
 
-def read_test(folder: Path, side: int = SIDE) -> Tested:
+def read_test(folder: Path, side: int = SIDE, *, depth: Depth = FULL_DEPTH, strict: bool = False) -> Tested:
     """The images to test on: test/<kind> where there is a test/, else good/ and bad/."""
     kinds = _test_folders(folder) or {name: folder / name for name in (GOOD, "bad") if (folder / name).is_dir()}
-    test = _read_specimens(_list_kinds(folder, kinds), side)
+    test = _read_specimens(_list_kinds(folder, kinds), Reading(side, depth, strict))
     if not test.anomalous.any() or test.anomalous.all():
-        raise FirmError(f"{folder} has no test images of both kinds; lay them out as test/good and test/<defect>")
+        raise FirmError(f"{named(folder)} has no test images of both kinds; lay them out as test/good, test/<defect>")
     return test
 
 
@@ -100,16 +116,21 @@ def read_labelled(folder: Path, side: int = SIDE) -> tuple[UInt8[Tensor, "n 3 si
 
 
 def find_files(paths: list[Path]) -> list[Path]:
-    """Image files named one by one or by their folder, in the order given; sub-folders are looked into."""
-    files = [file for path in paths for file in (_all_files(path) if path.is_dir() else [path])]
+    """Image files named one by one or by their folder, in the order given; sub-folders are looked into.
+
+    A sub-folder that may not be opened is among the files: reading it says so, and costs the others nothing.
+    """
+    files = [file for path in paths for file in (_all_files(path) if os.path.isdir(path) else [path])]
     if not files:
-        raise FirmError(f"there is no {', '.join(sorted(SUFFIXES))} file in {', '.join(map(str, paths))}")
+        raise FirmError(f"there is no {', '.join(sorted(SUFFIXES))} file in {', '.join(map(named, paths))}")
     return files
 
 
-def read_files(paths: list[Path], side: int = SIDE) -> tuple[UInt8[Tensor, "n 3 side side"], list[Path], Skipped]:
+def read_files(
+    paths: list[Path], side: int = SIDE, *, depth: Depth = FULL_DEPTH, strict: bool = False
+) -> tuple[UInt8[Tensor, "n 3 side side"], list[Path], Skipped]:
     """The pixels of files and of all files in folders, those that could be read, and those that could not."""
-    found = _decoded(find_files(paths), side)
+    found = _decoded(find_files(paths), Reading(side, depth, strict))
     return found.images, found.files, found.skipped
 
 
@@ -119,7 +140,7 @@ def read_files(paths: list[Path], side: int = SIDE) -> tuple[UInt8[Tensor, "n 3 
 def list_folder(folder: Path) -> Listing:
     """The files of whichever layout the folder has."""
     if not folder.is_dir():
-        raise FirmError(f"{folder} is not a folder; give the folder that holds the good images")
+        raise FirmError(f"{named(folder)} is not a folder; give the folder that holds the good images")
     mvtec = list_mvtec(folder)
     if mvtec is not None:
         return mvtec
@@ -139,26 +160,57 @@ def list_mvtec(folder: Path) -> Listing | None:
 
 
 def image_files(folder: Path) -> list[Path]:
-    """By suffix, in order of name; hidden files are no images even when they are called so."""
+    """By suffix, in order of name; hidden files are no images even when they are called so.
+
+    Links that lead nowhere and formats that are not read are among them: they are refused by name, not in silence.
+    """
     if not folder.is_dir():
-        raise FirmError(f"{folder} is not a folder; give the folder that holds the images")
-    return sorted(f for f in folder.iterdir() if f.suffix.lower() in SUFFIXES and f.name[0] != "." and f.is_file())
+        raise FirmError(f"{named(folder)} is not a folder; give the folder that holds the images")
+    known = SUFFIXES | FOREIGN
+    return [file for file in _entries(folder) if file.suffix.lower() in known and not os.path.isdir(file)]
 
 
-def _all_files(folder: Path) -> list[Path]:
-    folders = [folder, *sorted(inner for inner in folder.rglob("*") if inner.is_dir())]
-    return [file for one in folders for file in image_files(one)]
+def _entries(folder: Path) -> list[Path]:
+    """All that is in a folder and not hidden, in order of name."""
+    try:
+        with os.scandir(folder) as found:
+            return sorted(folder / entry.name for entry in found if entry.name[0] != ".")
+    except OSError as error:
+        raise FirmError(f"{named(folder)} cannot be listed ({error.strerror}); check its permissions") from error
+
+
+def _folders(folder: Path) -> dict[str, Path]:
+    """The folders in a folder by their names; none of one that is not there."""
+    return {inner.name: inner for inner in (_entries(folder) if folder.is_dir() else []) if os.path.isdir(inner)}
+
+
+def _all_files(folder: Path) -> Iterator[Path]:
+    """The images of a folder, then those of the folders in it; links may lead in circles, so each is entered once."""
+    waiting, seen = [folder], set[str]()
+    while waiting:
+        place = waiting.pop(0)
+        if os.path.realpath(place) in seen:
+            continue
+        seen.add(os.path.realpath(place))
+        try:
+            yield from image_files(place)
+        except FirmError:
+            if place == folder:
+                raise
+            yield place  # see find_files
+            continue
+        waiting[:0] = _folders(place).values()
 
 
 def _test_folders(folder: Path) -> dict[str, Path]:
     """The folders of test/ by kind, in order of name; hidden ones (.ipynb_checkpoints) are no kind of defect."""
-    return {kind.name: kind for kind in sorted((folder / "test").glob("[!.]*")) if kind.is_dir()}
+    return _folders(folder / "test")
 
 
 def _list_kinds(folder: Path, kinds: dict[str, Path], good: Path | None = None) -> Listing:
     """The images to learn from, every image of every kind with its mask, and the masks that belong to none."""
     truth = folder / "ground_truth"
-    masks = {kind.name: _masks(kind) for kind in sorted(truth.glob("[!.]*")) if kind.is_dir()}
+    masks = {name: _masks(kind) for name, kind in _folders(truth).items()}
     test, claimed = list[Specimen](), set[Path]()
     for name, place in kinds.items():
         for image in image_files(place):
@@ -186,14 +238,17 @@ class _Decoded:
     skipped: Skipped
 
 
-def _decoded(paths: Sequence[Path], side: int) -> _Decoded:
-    """File by file, each brought to `side` at once: the full-size pixels of two are never in memory together."""
+def _decoded(paths: Sequence[Path], reading: Reading) -> _Decoded:
+    """File by file, each brought to its side at once: the full-size pixels of two are never in memory together."""
+    side, depth = reading.side, reading.depth or FULL_DEPTH
     images = torch.empty(len(paths), 3, side, side, dtype=torch.uint8)
     files, shapes, skipped = list[Path](), list[tuple[int, int]](), Skipped()
     for file in paths:
         try:
-            pixels = decode(file)
+            pixels = decode(file, depth)
         except FirmError as error:
+            if reading.strict:
+                raise
             skipped.append((file, str(error)))
             continue
         images[len(files)] = resize(to_tensor(pixels), side)[0]
@@ -205,16 +260,16 @@ def _decoded(paths: Sequence[Path], side: int) -> _Decoded:
 def _usable(found: _Decoded, folder: Path) -> _Decoded:
     if not found.files:
         why = found.skipped[0][1] if found.skipped else f"it holds no {', '.join(sorted(SUFFIXES))} file"
-        raise FirmError(f"{folder} has no usable image ({why}); put the images directly into it")
+        raise FirmError(f"{named(folder)} has no usable image ({why}); put the images directly into it")
     return found
 
 
-def _read_specimens(listing: Listing, side: int) -> Tested:
-    found = _decoded([specimen.image for specimen in listing.test], side)
+def _read_specimens(listing: Listing, reading: Reading) -> Tested:
+    found = _decoded([specimen.image for specimen in listing.test], reading)
     read = {specimen.image: specimen for specimen in listing.test}
     specimens = [read[file] for file in found.files]
     anomalous = torch.tensor([specimen.kind != GOOD for specimen in specimens], dtype=torch.bool)
-    truth = _truth(listing, specimens, found.shapes, side)
+    truth = _truth(listing, specimens, found.shapes, reading)
     return Tested(found.images, anomalous, truth, found.files, found.skipped)
 
 
@@ -228,18 +283,18 @@ DOUBTS = {  # what may be wrong with masks, and what comes of it
 MISSING, EMPTY, UNREADABLE, SCALED, STRAY = DOUBTS
 
 
-def _truth(listing: Listing, specimens: list[Specimen], shapes: list[tuple[int, int]], side: int) -> Truth:
+def _truth(listing: Listing, specimens: list[Specimen], shapes: list[tuple[int, int]], reading: Reading) -> Truth:
     """Kind and mask of every image that could be read; each sort of doubt is said once, however many it concerns."""
-    masks = torch.zeros(len(specimens), side, side, dtype=torch.bool)
+    masks = torch.zeros(len(specimens), reading.side, reading.side, dtype=torch.bool)
     known = torch.tensor([specimen.kind == GOOD for specimen in specimens], dtype=torch.bool)
     doubts: defaultdict[str, list[str]] = defaultdict(list)
-    doubts[STRAY] += [str(mask) for mask in listing.strays]
+    doubts[STRAY] += [named(mask) for mask in listing.strays]
     for number, (specimen, shape) in enumerate(zip(specimens, shapes, strict=True)):
         if known[number] or not listing.marked:
             continue
-        mask = _mask(specimen, shape, doubts)
+        mask = _mask(specimen, shape, doubts, strict=reading.strict)
         if mask is not None:
-            masks[number], known[number] = resize_mask(mask, side), True
+            masks[number], known[number] = resize_mask(mask, reading.side), True
     for what, examples in doubts.items():
         if examples:
             warnings.warn(f"{what}: {len(examples)}, for example {examples[0]}; {DOUBTS[what]}", stacklevel=2)
@@ -247,23 +302,25 @@ def _truth(listing: Listing, specimens: list[Specimen], shapes: list[tuple[int, 
 
 
 def _mask(
-    specimen: Specimen, shape: tuple[int, int], doubts: defaultdict[str, list[str]]
+    specimen: Specimen, shape: tuple[int, int], doubts: defaultdict[str, list[str]], *, strict: bool
 ) -> npt.NDArray[np.bool_] | None:
     """The marked pixels of a defective image at the mask's own size, or None with the reason among the doubts."""
     if specimen.mask is None:
-        doubts[MISSING].append(str(specimen.image))
+        doubts[MISSING].append(named(specimen.image))
         return None
     try:
         mask = decode_mask(specimen.mask)
     except FirmError as error:
+        if strict:
+            raise
         doubts[UNREADABLE].append(str(error))
         return None
     if not mask.any():
-        doubts[EMPTY].append(str(specimen.mask))
+        doubts[EMPTY].append(named(specimen.mask))
         return None
     if mask.shape == shape[::-1] != shape:  # drawn on the pixels as stored, before EXIF turned them
         mask = turn_like(mask, specimen.image)
     if mask.shape != shape:
         sizes = f"{mask.shape[1]} x {mask.shape[0]}, the image {shape[1]} x {shape[0]}"
-        doubts[SCALED].append(f"{specimen.mask} ({sizes})")
+        doubts[SCALED].append(f"{named(specimen.mask)} ({sizes})")
     return mask

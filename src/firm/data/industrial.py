@@ -15,8 +15,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from firm.data.folder import GOOD, Listing, Specimen, list_mvtec, read_listing
-from firm.types import FirmError, Statistics, Truth
+from firm.data.folder import GOOD, Listing, Reading, Specimen, list_mvtec, read_listing
+from firm.types import Depth, FirmError, Statistics, Truth
 
 SIDE = 256  # at which the paper works on MVTec-AD
 SPLIT = Path("split_csv") / "1cls.csv"  # of VisA: which image is learnt from
@@ -113,18 +113,18 @@ GET_SPLIT = f"get {SPLIT} from {PUBLISHED['visa'].home}"
 
 
 def read_category(
-    dataset: str, number: int, places: Sequence[Path], side: int
-) -> tuple[Tensor, Tensor, Tensor, Truth | None]:
-    """Inliers, test images, which are anomalous, and the truth of one category; other counts are warned about.
+    dataset: str, number: int, places: Sequence[Path], reading: Reading
+) -> tuple[Tensor, Tensor, Tensor, Truth | None, Depth]:
+    """Inliers, test images, which are anomalous, truth and depth of one category; other counts are warned about.
 
     `places` are the folders that may hold the set, most expected first, the data root last.
     """
     published = PUBLISHED[dataset]
     name = list(published.categories)[number]
-    train, test = read_listing(_find(dataset, name, places), side)
+    train, test, depth = read_listing(_find(dataset, name, places), reading)
     good = int((~test.anomalous).sum())
     _compare(f"{dataset}:{name}", Category(len(train), good, len(test.files)), published.categories[name])
-    return train, test.images, test.anomalous, test.truth if test.files else None
+    return train, test.images, test.anomalous, test.truth if test.files else None, depth
 
 
 def _find(dataset: str, name: str, places: Sequence[Path]) -> Listing:

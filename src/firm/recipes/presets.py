@@ -92,7 +92,7 @@ ADAPTED = change(
         "views": PatchPairs(fore=0.3, altered=0.5, light=0.1),
         "training": Training(epochs=10, batch=512, lr=0.1, warmup=0.1),
         "tiling": Grid(size=8, stride=8, object=0.2),
-        "memory": Memory(reach=2, standardise=True, beside=8),
+        "memory": Memory(reach=2, standardise=True),
         "features": "encoder+backbone",
     },
 )

@@ -1,7 +1,8 @@
 """A heat map over the picture it belongs to, in one scale of colours for all pictures of a detector.
 
 The scale runs from 0 to twice the threshold, so the middle is where a score becomes a call; what lies beyond has the
-last colour. Little heat leaves the picture as it is, and a line goes round all that is above the threshold.
+last colour. Little heat leaves the picture as it is, and a line goes round all that is above the threshold. Below a
+threshold of 0 or less there is no room for cool colours: then the warm ones reach a score of `UNIT` above it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ Plane = npt.NDArray[np.float32]
 LARGEST = 1024  # pixels of an overlay's longer side
 OPACITY = 0.6  # of the colours from the threshold on; below it they fade
 COLD, COOL, WARM, HOT = (30, 60, 200), (0, 190, 220), (255, 225, 0), (200, 0, 0)  # at 0, below and at the middle, at 1
+UNIT = 1.0  # from the middle of the scale to its end where the threshold is no measure: a deviation of good patches
 LINE = (255, 255, 255)
 BAR, MARGIN, LABELS = 14, 8, 66  # widths beside the picture: the bar, the gaps, the numbers
 LEAST, LONGEST = 96, 256  # heights of the bar
@@ -34,9 +36,8 @@ def overlay(picture: UInt8[Pixels, "h w 3"], heat: Float[Plane, "r c"], threshol
     """The picture with its heat spread over it, of whatever size the heat is."""
     height, width = picture.shape[:2]
     spread = cv2.resize(np.asarray(heat, np.float32), (width, height), interpolation=cv2.INTER_LINEAR)
-    level = levels(np.asarray(spread, np.float32), threshold)
-    shown = blend(picture, level)
-    above = (level > 0.5).astype(np.uint8)
+    shown = blend(picture, levels(np.asarray(spread, np.float32), threshold))
+    above = (spread > threshold).astype(np.uint8)
     if above.any():
         lines, _ = cv2.findContours(above, cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
         cv2.drawContours(shown, lines, -1, LINE, max(1, round(max(height, width) / 400)))
@@ -44,10 +45,22 @@ def overlay(picture: UInt8[Pixels, "h w 3"], heat: Float[Plane, "r c"], threshol
 
 
 def levels(heat: Float[Plane, "h w"], threshold: float) -> Float[Plane, "h w"]:
-    """Heat as a place on the scale: 0 at 0 and below, a half at the threshold, 1 at twice the threshold and beyond."""
-    if not 0 < threshold < np.inf:
-        raise FirmError(f"a threshold of {threshold:g} has no scale of colours; fit with more good images")
-    return np.clip(heat / np.float32(2 * threshold), 0, 1)
+    """Heat as a place on the scale: 0 at 0 and below, a half at the threshold, 1 at twice the threshold and beyond.
+
+    With a threshold of 0 or less a good picture may lie at it throughout, so nothing up to it has a colour.
+    """
+    if not np.isfinite(threshold):
+        raise FirmError(f"a threshold of {threshold:g} has no scale of colours; fit the detector again")
+    if threshold > 0:
+        return np.clip(heat / np.float32(2 * threshold), 0, 1)
+    beyond = (heat - np.float32(threshold)) / np.float32(2 * UNIT)
+    return np.where(beyond > 0, np.clip(beyond + np.float32(0.5), 0, 1), np.float32(0))
+
+
+def ends(threshold: float) -> tuple[float, float]:
+    """The scores at the two ends of the scale, as far below the threshold as above it."""
+    reach = threshold if threshold > 0 else UNIT
+    return threshold - reach, threshold + reach
 
 
 def blend(picture: UInt8[Pixels, "h w 3"], level: Float[Plane, "h w"]) -> UInt8[Pixels, "h w 3"]:
@@ -77,11 +90,12 @@ def beside_scale(picture: UInt8[Pixels, "h w 3"], threshold: float) -> Pixels:
     sheet = np.full((tall, width + 2 * MARGIN + BAR + LABELS, 3), 255, np.uint8)
     sheet[:height, :width] = picture
     left, length = width + MARGIN, min(tall, LONGEST)
-    level = np.linspace(1, 0, length, dtype=np.float32)[:, None].repeat(BAR, axis=1)
+    low, high = ends(threshold)
+    level = levels(np.linspace(high, low, length, dtype=np.float32)[:, None].repeat(BAR, axis=1), threshold)
     sheet[:length, left : left + BAR] = blend(np.full((length, BAR, 3), 128, np.uint8), level)
     middle = length // 2
     sheet[middle, left : left + BAR + 3] = INK
-    labels = {6: f"{2 * threshold:.3g}", middle: f"{threshold:.3g}", middle + 14: "threshold", length - 7: "0"}
+    labels = {6: f"{high:.3g}", middle: f"{threshold:.3g}", middle + 14: "threshold", length - 7: f"{low:.3g}"}
     for row, text in labels.items():
         where = (left + BAR + 6, row + 4)
         cv2.putText(sheet, text, where, cv2.FONT_HERSHEY_SIMPLEX, 0.38, INK, 1, cv2.LINE_AA)
