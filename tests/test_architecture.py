@@ -43,6 +43,7 @@ ORDER = (
     "fitting",
     "embedding",
     "runs",
+    "holdout",
     "calibration",
     "metrics",
     "localisation",

@@ -26,9 +26,10 @@ from firm.cli.findings import as_text, as_values
 from firm.cli.inputs import preset_for, recipe_of, side_for
 from firm.data.drawn import drawn, write_folder
 from firm.data.folder import read_files, read_test
-from firm.detector import Detector, foretell, split
+from firm.detector import Detector, foretell
 from firm.evaluate import Evaluation, Kind, Trivial, evaluate_detector
 from firm.foreground import Rule, automatic, foreground
+from firm.holdout import split
 from firm.images import decode, resize, to_tensor
 from firm.localisation import Localisation
 from firm.metrics import Interval

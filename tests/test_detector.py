@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from firm.detector import Detector, split
+from firm.detector import Detector
+from firm.holdout import split, wanted
 from firm.recipes.presets import PARTS
 from firm.recipes.recipe import Recipe, change
 from firm.scores import SCORINGS
@@ -178,6 +179,18 @@ def test_strangers_are_held_out_at_random_and_as_many_as_wished() -> None:
     assert {place for one in drawn for place in one} == set(range(50))
     assert drawn[0] == split(torch.arange(50), 0.2, seed=0)[1].tolist()
     assert drawn[0] != drawn[1]
+
+
+def test_enough_parts_are_held_out_for_the_promise_where_images_share_them() -> None:
+    parts = torch.arange(600) // 6
+    assert len(split(parts, 0.1, seed=0)[1]) == 60
+    for least, expected in ((0, 10), (5, 10), (19, 19), (25, 25), (40, 25)):  # at most a quarter
+        held_out = split(parts, 0.1, seed=0, least=least)[1]
+        assert len(parts[held_out].unique()) == expected
+        assert len(held_out) == 6 * expected
+    for strangers in (torch.arange(600), torch.arange(600).clamp(max=560)):  # but for a few: as many as wished
+        assert len(split(strangers, 0.01, seed=0, least=100)[1]) == 6
+    assert [wanted(rate) for rate in (0.05, 0.01, 0.0, 1.0)] == [40, 200, 0, 0]
 
 
 def photographs(parts: int, of_each: int, *, seed: int) -> Tensor:

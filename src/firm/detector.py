@@ -32,6 +32,7 @@ from firm.embedding import OnImages, disk_costs, teaching
 from firm.encoder import Network, ResNet18, arranged
 from firm.fitting import conditioned, looker_of
 from firm.foreground import foreground, rule_for
+from firm.holdout import split, wanted
 from firm.images import Preprocessing, resize
 from firm.localiser import CHUNK, Localiser, Looker, check_dense, fit_localiser, is_grey, kinds_of, metric_of
 from firm.recipes.presets import FAST
@@ -93,7 +94,7 @@ class Detector:
         """
         data = good if isinstance(good, OneClass) else as_data(good)
         parts = sisters(data.name, data.train)
-        learn, held_out = split(parts, holdout, seed=seed)
+        learn, held_out = split(parts, holdout, seed=seed, least=wanted(false_calls))
         check_before(recipe, data.train, len(learn), false_calls)
         part = replace(data, train=data.train[learn])
         if on_choice is not None and describe(parts):
@@ -273,9 +274,11 @@ def check_before(recipe: Recipe, good: Tensor, references: int, false_calls: flo
         raise FirmError(f"score.by.k is {k}, but only {references} good images are learnt from; use a smaller k")
 
 
-def foretell(recipe: Recipe, data: OneClass, *, holdout: float = 0.1, seed: int = 0) -> list[str]:
+def foretell(
+    recipe: Recipe, data: OneClass, *, holdout: float = 0.1, false_calls: float = 0.05, seed: int = 0
+) -> list[str]:
     """What a fit will take and has to work with, in sentences to be read before it; too few images are said at once."""
-    learn, _ = split(sisters(data.name, data.train), holdout, seed=seed)
+    learn, _ = split(sisters(data.name, data.train), holdout, seed=seed, least=wanted(false_calls))
     told = [
         f"training: {len(learn)} good images, {recipe.training.epochs} epochs of {_steps(recipe, len(learn))} steps"
     ]
@@ -338,28 +341,6 @@ def check_tiles(recipe: Recipe, network: Network | Adapted, side: int) -> None:
         recipe.tiling.places(side, side)
         if recipe.tiling.dense and isinstance(network, Network):
             check_dense(network.encoder, recipe.tiling, side, side)
-
-
-def split(parts: Int[Tensor, " n"], holdout: float, *, seed: int) -> tuple[Tensor, Tensor]:
-    """Which images are learnt from, and which are held out for the threshold, given the part each shows: at least one.
-
-    Images of one part stay together, for a held-out image scores too low beside a learnt sister. So a few less than
-    wished may be held out; only where a single part has more images than that is it divided.
-    """
-    images = len(parts)
-    if images < 2:
-        raise FirmError(f"{images} good images are too few; give at least 2, better 50 or more")
-    if not 0 < holdout < 1:
-        raise FirmError(f"holdout is {holdout}; it must lie between 0 and 1")
-    count = min(images - 1, max(1, round(holdout * images)))
-    sizes = parts.bincount()
-    order = torch.randperm(len(sizes), generator=stream(seed, "holdout"))
-    chosen, room = torch.zeros(len(sizes), dtype=torch.bool), count
-    for part in order.tolist():
-        if sizes[part] <= room:
-            chosen[part], room = True, room - int(sizes[part])
-    held_out = chosen[parts] if bool(chosen.any()) else (parts == order[0]) & ((parts == order[0]).cumsum(0) <= count)
-    return (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
 
 
 def _chunks(images: UInt8[Tensor, "n c h w"]) -> Sequence[UInt8[Tensor, "m c h w"]]:

@@ -49,7 +49,7 @@ def fit(
     if out.is_dir() or not out.name:
         raise FirmError(f"{out} is a folder; name the file to write, for example {out / 'parts.firm'}")
     images, left_out = loaded(data, side_for(recipe), depth=depth_of(depth), strict=strict)
-    for sentence in foretell(recipe, images, holdout=holdout, seed=seed):
+    for sentence in foretell(recipe, images, holdout=holdout, false_calls=false_calls, seed=seed):
         say(sentence)
     folder = out.with_name(out.name + ".run")
     with claim(folder) as mine, bar("training") as update:
