@@ -36,7 +36,7 @@ ALL = Mixed(sources=("donor", "nsa", "cutpaste-union", "strokes", "shades"), per
 COARSE_CELL = 16  # px: cells of pretrained features in the trial
 CALM = 0.1  # most that brightness and contrast of patches vary after `local` light
 COARSE = 0.01  # part of all cells of pretrained features that is kept where each is compared with all: a coreset
-WORTH = 0.02  # AUROC by which a further setting must win over a simpler one: the error of a difference on so few images
+WORTH = 0.02  # AUROC by which a further setting must win over a simpler one; a guess of what so few images can tell
 
 
 @dataclass(frozen=True)

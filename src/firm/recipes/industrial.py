@@ -178,7 +178,7 @@ def _curve(data: str, row: str, changes: dict[str, object], scale: str, seed: in
     recipe, steps, probes = change(REDUCED, changes), 40_000, 16
     if row == "paper-like":
         wide = {"encoder": PATCHES.encoder, "training": PATCHES.training, "training.reuse": 16, "views": PATCHES.views}
-        recipe, steps, probes = change(recipe, wide), 2_400, 4  # a look takes twenty minutes
+        recipe, steps, probes = change(recipe, wide), 2_400, 4  # a look costs as much as many steps
     steps = steps if scale == "short" else STEPS["smoke"] // 2
     looks = CURVE.looks.get(row, {"": {}})
     return PatchExperiment(data=data, row=row, recipe=recipe, seed=seed, steps=steps, probes=probes, looks=looks)
