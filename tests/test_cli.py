@@ -26,9 +26,10 @@ from firm.cli.findings import as_text, as_values
 from firm.cli.inputs import preset_for, recipe_of, side_for
 from firm.data.drawn import drawn, write_folder
 from firm.data.folder import read_files, read_test
-from firm.detector import Detector, foretell
+from firm.detector import Detector
 from firm.evaluate import Evaluation, Kind, Trivial, evaluate_detector
 from firm.foreground import Rule, automatic, foreground
+from firm.foretelling import foretell
 from firm.holdout import split
 from firm.images import decode, resize, to_tensor
 from firm.localisation import Localisation
@@ -110,7 +111,7 @@ def whole(plates: Path) -> Path:
 def test_help_names_every_verb() -> None:
     done = process("--help")
     assert done.returncode == 0
-    for verb in ("fit", "score", "evaluate", "card", "masks", "outliers", "fetch", "bench", "demo"):
+    for verb in ("fit", "calibrate", "score", "evaluate", "card", "masks", "outliers", "fetch", "bench", "demo"):
         assert f"\n  {verb} " in done.stdout
 
 

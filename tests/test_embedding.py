@@ -17,8 +17,9 @@ from firm.adaptor import Pretrained, cell_features
 from firm.backbones.resnet import ResNet
 from firm.cells import Choosable, hard_first, spread
 from firm.colour import Jitter, jittered
-from firm.detector import Detector, as_data, foretell
+from firm.detector import Detector, as_data
 from firm.embedding import EXTRA, cell_task, embedder_of
+from firm.foretelling import foretell
 from firm.images import fingerprint
 from firm.localiser import object_part
 from firm.recipes.industrial import PRETRAINED, patch_experiment

@@ -11,8 +11,10 @@ The map in flow order:
     scores       s_con, s_shift, s_ens and more;  tiling        images -> patches, their scores -> heat map
     bank         normal patches;                  localiser     patches of an image compared with them
     recipes      settings as values;              fitting       settings x images;   runs  a training's folder, resume
-    calibration  the threshold;                   metrics       of images;   localisation  of pixels
-    choosing     settings by good images;         detector      fit, score, locate, predict, save, load
+    calibration  thresholds and promises;         verdicts      PASS, REVIEW, FAIL, and where
+    metrics      of images;                       localisation  of pixels
+    choosing     settings by good images;         foretelling   what a fit will take
+    detector     fit, score, locate, inspect;     calibrating   thresholds anew, on new good images
     evaluate, bench, bench_patches, report, cli
 """
 

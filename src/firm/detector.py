@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,35 +22,31 @@ from torch import Tensor
 import firm
 from firm import storage
 from firm.adaptor import Adapted, Adaptor, CellLooker
-from firm.backbones import FACTS, architecture, load_backbone, rebuild
-from firm.bank import cost
-from firm.batching import steps_per_epoch
-from firm.calibration import Threshold, threshold_of
-from firm.cells import CellTask, cell_steps
-from firm.choosing import choose, within
+from firm.backbones import architecture, rebuild
+from firm.calibration import Calibration, Threshold, of_threshold, threshold_of
+from firm.calibration_file import beside, read_calibration, write_calibration
+from firm.cells import CellTask
+from firm.choosing import choose
 from firm.conditioning import Conditioned
 from firm.data.folder import SIZE
-from firm.embedding import OnImages, disk_costs, teaching
-from firm.encoder import Network, ResNet18, arranged
+from firm.embedding import OnImages, teaching
+from firm.encoder import Network, arranged
 from firm.fitting import conditioned, looker_of
-from firm.foreground import foreground, rule_for
 from firm.holdout import split, wanted
-from firm.images import Preprocessing, resize
-from firm.localiser import CHUNK, Localiser, Looker, check_dense, fit_localiser, is_grey, kinds_of, metric_of
+from firm.images import Preprocessing, Source, decode, resize
+from firm.localiser import CHUNK, Localiser, check_dense, fit_localiser, is_grey, kinds_of
 from firm.recipes.presets import FAST
-from firm.recipes.recipe import Recipe, from_json, to_json
+from firm.recipes.recipe import Recipe, from_json, sparse, to_json
 from firm.runs import Run
 from firm.scores import Fitted, fit_scorings, reference_features, score_images
 from firm.sisters import describe, sisters
-from firm.streams import stream
 from firm.tiling import Grid
 from firm.training import Progress
-from firm.types import FirmError, Focus, Located, OneClass
-from firm.views import PatchPairs
+from firm.types import FirmError, Located, OneClass
+from firm.verdicts import Region, Verdict, regions_of
 
 SCHEMA = 1
 THUMB = 16  # side of the shrunken good images an evaluation compares with
-FORETOLD = 64  # good images in which patches are tried before a fit
 NAME = "image"  # the one scoring a detector holds
 
 
@@ -67,6 +65,7 @@ class Detector:
     origin: dict[str, Any]
     localiser: Localiser | None = None
     thumbnails: UInt8[Tensor, "n s s"] = field(default_factory=lambda: torch.empty(0, THUMB, THUMB, dtype=torch.uint8))
+    given: Calibration | None = None  # decides instead of the threshold of the fit
 
     def __post_init__(self) -> None:
         whole = {} if self.localiser else {NAME: self.recipe.score}
@@ -202,16 +201,60 @@ class Detector:
 
     def predict(self, images: UInt8[Tensor, "n c h w"]) -> Int[Tensor, " n"]:
         """+1 for normal and -1 for anomalous, as the paper labels them."""
-        return torch.where(self.score(images) > self.threshold.value, -1, 1)
+        return torch.where(self.score(images) > self.limit, -1, 1)
+
+    @property
+    def limit(self) -> float:
+        """The score above which an image is anomalous."""
+        return self.threshold.value if self.given is None else self.given.fail
+
+    @property
+    def calibration(self) -> Calibration:
+        """By which it decides: the one it was given, else the threshold of its fit."""
+        return self.given or of_threshold(self.threshold, self.id, maps=self.localiser is not None)
+
+    @cached_property
+    def id(self) -> str:
+        """Names the model by all that decides a score; thresholds are none of it, and no setting at its default is."""
+        how = {"recipe": sparse(self.recipe), "preprocessing": sparse(self.preprocessing)}
+        seen = {name: self.origin.get(name) for name in ("grey", "backbone")}
+        return storage.digest(self.tensors(), json.dumps(how | seen, sort_keys=True))[:16]
+
+    def inspect(self, source: Source, *, name: str = "") -> Verdict:
+        """A file, its bytes, an array or a Pillow image judged: PASS, REVIEW or FAIL, and where.
+
+        `name` is what the image is called; unless given its path.
+        """
+        picture = decode(source, self.preprocessing.depth)
+        pixels, by = self.preprocessing.read(picture), self.calibration
+        regions: tuple[Region, ...] = ()
+        if self.localiser is None or by.pixel is None:
+            score = float(self.score(pixels))
+        else:
+            found = self.locate(pixels)
+            score, regions = float(found.scores), regions_of(found.maps[0], by.pixel, *picture.shape[:2])
+        called = name or (str(source) if isinstance(source, Path | str) else "image")
+        return Verdict(called, score, by.verdict(score), regions, self.id, by.id, by.review, by.fail)
 
     def save(self, path: Path | str) -> None:
-        """One safetensors file with a JSON card, written atomically."""
+        """One safetensors file with a JSON card, written atomically; a calibration it was given goes beside it."""
+        storage.save_tensors(Path(path), self.tensors(), self.card(), kind="detector", schema=SCHEMA)
+        if self.given is not None:
+            write_calibration(beside(path), self.given)
+        elif beside(path).exists():
+            try:
+                read_calibration(beside(path), model=self.id)
+            except FirmError as error:  # what was there before had it; loading will refuse
+                warnings.warn(str(error), stacklevel=2)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All numbers that are to be saved."""
         tensors = {f"network.{name}": value for name, value in self.network.state_dict().items()}
         tensors |= {f"references.{turn}": value for turn, value in enumerate(self.references)}
         tensors["thumbnails"] = self.thumbnails
         if self.localiser is not None:
             tensors |= {f"localiser.{name}": value for name, value in self.localiser.tensors().items()}
-        storage.save_tensors(Path(path), tensors, self.card(), kind="detector", schema=SCHEMA)
+        return tensors
 
     def card(self) -> dict[str, Any]:
         """What the file says of itself."""
@@ -223,14 +266,19 @@ class Detector:
         }
 
     @classmethod
-    def load(cls, path: Path | str, *, device: torch.device | str = "cpu") -> Detector:
-        """Read a saved detector; it decides as it did when it was saved."""
+    def load(
+        cls, path: Path | str, *, device: torch.device | str = "cpu", calibration: Path | str | bool = True
+    ) -> Detector:
+        """Read a saved detector; it decides as it did when it was saved, or by the calibration beside it.
+
+        `calibration` names another file to decide by; False: the threshold of the fit, whatever lies beside.
+        """
         tensors, card = storage.load_tensors(Path(path), kind="detector", schema=SCHEMA)
         try:
             recipe = from_json(card["recipe"])
             network = _network(recipe, card["origin"], _under("network.", tensors)).to(device)
             parts, patches = _under("references.", tensors), _under("localiser.", tensors)
-            return cls(
+            detector = cls(
                 recipe,
                 Preprocessing.from_card(card["preprocessing"]),
                 network,
@@ -242,6 +290,10 @@ class Detector:
             )
         except (KeyError, TypeError, RuntimeError) as error:
             raise FirmError(f"{path} is not a complete detector ({error}); fit and save it again") from error
+        file = beside(path) if isinstance(calibration, bool) else Path(calibration)
+        if calibration is not False and (calibration is not True or file.exists()):
+            detector.given = read_calibration(file, model=detector.id)
+        return detector
 
 
 def as_data(good: UInt8[Tensor, "n c h w"]) -> OneClass:
@@ -272,67 +324,6 @@ def check_before(recipe: Recipe, good: Tensor, references: int, false_calls: flo
     k = getattr(recipe.score.by, "k", 1)
     if k > references:
         raise FirmError(f"score.by.k is {k}, but only {references} good images are learnt from; use a smaller k")
-
-
-def foretell(
-    recipe: Recipe, data: OneClass, *, holdout: float = 0.1, false_calls: float = 0.05, seed: int = 0
-) -> list[str]:
-    """What a fit will take and has to work with, in sentences to be read before it; too few images are said at once."""
-    learn, _ = split(sisters(data.name, data.train), holdout, seed=seed, least=wanted(false_calls))
-    told = [
-        f"training: {len(learn)} good images, {recipe.training.epochs} epochs of {_steps(recipe, len(learn))} steps"
-    ]
-    if isinstance(recipe.tiling, Grid):
-        side = min(recipe.size or data.size, data.train.shape[-1])
-        side -= side % recipe.tiling.stride if recipe.pretrained.name else 0  # as preprocessing_of
-        small = resize(data.train[learn], side)
-        numbers = _numbers(recipe, recipe.tiling, small)
-        if recipe.pretrained.name:
-            told += disk_costs(recipe, len(learn), (*recipe.tiling.shape(side, side), numbers["backbone"]))
-        told += _banks(recipe, recipe.tiling, small, numbers)
-        if isinstance(recipe.views, PatchPairs) and not recipe.pretrained.name:
-            told.append(_offered(recipe, recipe.views, data.name, small, seed=seed))
-    return told
-
-
-def _steps(recipe: Recipe, images: int) -> int:
-    """Of an epoch on so many good images."""
-    if recipe.pretrained.name:
-        return cell_steps(images * recipe.pretrained.versions, recipe.training.batch)
-    settled = within(recipe, images) if recipe.automatic else recipe
-    return steps_per_epoch(images, recipe.outliers.per_inlier, settled.training.batch)
-
-
-def _banks(recipe: Recipe, grid: Grid, small: UInt8[Tensor, "n c h w"], numbers: dict[str, int]) -> list[str]:
-    """The size of each bank of patches."""
-    shape = grid.shape(*small.shape[-2:])
-    told = []
-    for kind in kinds_of(recipe.features):
-        memory = metric_of(recipe.memory, kind)
-        told.append(f"{kind} {cost(len(small), *shape, memory.keys(torch.zeros(1, numbers[kind])).shape[1], memory)}")
-    return told
-
-
-def _numbers(recipe: Recipe, grid: Grid, small: UInt8[Tensor, "n c h w"]) -> dict[str, int]:
-    """How many numbers describe a patch: known of a backbone, and of an encoder told by a single patch."""
-    kinds, settings = kinds_of(recipe.features), recipe.pretrained
-    if settings.name:
-        facts = FACTS.get(settings.name) or load_backbone(settings.name, deepest=1).facts
-        described = sum(facts.channels[stage - 1] for stage in settings.stages_of(facts))
-        return {"encoder": settings.out, "backbone": described}
-    with torch.device("meta"):
-        encoder = ResNet18(recipe.encoder)
-    look = Looker(encoder.to_empty(device="cpu"), Preprocessing(grid.size), grid, kinds, is_grey(small))
-    return {kind: patch.shape[-1] for kind, patch in look(small[:1, :, : grid.size, : grid.size]).items()}
-
-
-def _offered(recipe: Recipe, pairs: PatchPairs, name: str, small: UInt8[Tensor, "n c h w"], *, seed: int) -> str:
-    """How many good images have a patch with enough of the object; a pose still to be chosen changes it little."""
-    rule = rule_for(name, small) if "foreground" in recipe.automatic else recipe.conditioning.foreground
-    masks = foreground(small[:FORETOLD], rule)
-    part = pairs.acceptance(Focus(masks, torch.zeros_like(masks)), rng=stream(seed, "acceptance"))
-    enough = f"{100 * pairs.fore:g} % object (views.fore)"
-    return f"patches: {100 * part:.0f} % of the good images offer one that is {enough}"
 
 
 def check_tiles(recipe: Recipe, network: Network | Adapted, side: int) -> None:

@@ -116,7 +116,7 @@ def evaluation(
     for name in names:
         of_kind = torch.tensor([kind == name for kind in truth.kinds]) if truth else anomalous
         kinds[name] = _kind(found, anomalous, truth, ~anomalous | of_kind)
-    above = found.scores > detector.threshold.value
+    above = found.scores > detector.limit
     return Evaluation(
         images=len(images),
         overall=_kind(found, anomalous, truth, torch.ones_like(anomalous)),

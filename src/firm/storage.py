@@ -48,7 +48,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], card: Card, *, kind: st
     """Write tensors and card as one file of the given kind and schema version."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     text = json.dumps({"kind": kind, "schema": schema, **card}, sort_keys=True)
-    write_atomically(path, save(tensors, {"card": text, "digest": _digest(tensors, text)}))
+    write_atomically(path, save(tensors, {"card": text, "digest": digest(tensors, text)}))
 
 
 def load_tensors(path: Path, *, kind: str, schema: int) -> tuple[dict[str, Tensor], Card]:
@@ -63,7 +63,7 @@ def load_tensors(path: Path, *, kind: str, schema: int) -> tuple[dict[str, Tenso
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise FirmError(f"{path} is not a readable firm file ({error}); copy it again from its source") from error
-    if metadata.get("digest") != _digest(tensors, text):
+    if metadata.get("digest") != digest(tensors, text):
         raise FirmError(f"{path} was damaged or edited after it was written; copy it again from its source")
     return tensors, card
 
@@ -81,13 +81,14 @@ def _card(path: Path, text: str, kind: str, schema: int) -> Card:
     return card
 
 
-def _digest(tensors: dict[str, Tensor], text: str) -> str:
-    digest = hashlib.sha256(text.encode())
+def digest(tensors: dict[str, Tensor], text: str) -> str:
+    """Names tensors and the text beside them by their content."""
+    found = hashlib.sha256(text.encode())
     for name in sorted(tensors):
-        value = tensors[name].contiguous()
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b"")
-    return digest.hexdigest()
+        value = tensors[name].detach().cpu().contiguous()
+        found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        found.update(value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b"")
+    return found.hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:

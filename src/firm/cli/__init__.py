@@ -12,6 +12,7 @@ import warnings
 
 import typer
 
+from firm.cli.calibrating import calibrate
 from firm.cli.inspecting import card, evaluate, score
 from firm.cli.learning import demo, fit
 from firm.cli.looking import masks, outliers
@@ -27,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for verb in (fit, score, evaluate, card, masks, outliers, fetch, bench, demo):
+for verb in (fit, calibrate, score, evaluate, card, masks, outliers, fetch, bench, demo):
     app.command()(verb)
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from firm.types import Truth
 
 CHUNK = 128  # images decoded and scored at once
+CALLED = {"PASS": "normal   ", "REVIEW": "review   ", "FAIL": "anomalous"}
 
 OnChunk = Callable[[int], None]
 
@@ -41,12 +42,15 @@ def score(
     strict: Strict = False,
     as_json: AsJson = False,
 ) -> None:
-    """Score images and call each normal (+1) or anomalous (-1). Higher = more anomalous."""
+    """Score images and call each normal (+1) or anomalous (-1). Higher = more anomalous.
+
+    By a calibration some normal ones may be for review.
+    """
     from firm.detector import Detector
 
     settle(device, threads)
     detector = Detector.load(model, device=device)
-    limit, rows, left_out = detector.threshold.value, list[dict[str, Any]](), list[str]()
+    limit, rows, left_out = detector.limit, list[dict[str, Any]](), list[str]()
     with bar("scoring") as update:
         for some in _suspects(images, detector.preprocessing, maps, strict=strict):
             rows += _scored(detector, some, maps, counting(update, some.total, len(rows) + len(left_out)))
@@ -54,9 +58,11 @@ def score(
     if not rows:
         raise FirmError("none of the images could be read; see the lines above")
     calls = sum(row["label"] == -1 for row in rows)
-    called = {1: "normal   ", -1: "anomalous"}
-    lines = [f"{row['score']:.6f}  {called[row['label']]}  {named(row['image'])}" for row in rows]
+    lines = [f"{row['score']:.6f}  {CALLED[row['verdict']]}  {named(row['image'])}" for row in rows]
     lines.append(f"{calls} of {len(rows)} images above the threshold {limit:.6g}")
+    if detector.calibration.review < limit:
+        doubtful = sum(row["verdict"] == "REVIEW" for row in rows)
+        lines.append(f"{doubtful} of {len(rows)} images for review, above {detector.calibration.review:.6g}")
     if maps is not None:
         lines.append(f"heat maps, in colours from 0 to {2 * limit:.6g}, are in {named(maps)}")
     show({"threshold": limit, "images": rows, "left_out": left_out}, "\n".join(lines), as_json)
@@ -137,11 +143,11 @@ def _scored(detector: Detector, some: _Some, maps: Path | None, advance: OnChunk
 
     if not some.names:
         return []
-    limit = detector.threshold.value
+    limit, by = detector.limit, detector.calibration
     found = None if maps is None else detector.locate(some.pixels, advance)
     scores = detector.score(some.pixels, advance) if found is None else found.scores
     rows: list[dict[str, Any]] = [
-        {"image": name, "score": value, "label": -1 if value > limit else 1}
+        {"image": name, "score": value, "label": -1 if value > limit else 1, "verdict": by.verdict(value)}
         for name, value in zip(some.names, scores.tolist(), strict=True)
     ]
     if maps is not None and found is not None:
@@ -173,7 +179,7 @@ def evaluate(
     with bar("scoring") as update:
         found = evaluate_detector(detector, images, anomalous, truth, counting(update, len(images)))
     unmarked = None if truth is None else int((anomalous & ~truth.known).sum())
-    limit = detector.threshold.value
+    limit = detector.limit
     show(
         as_values(data, found, limit, unmarked) | {"left_out": left_out}, as_text(data, found, limit, unmarked), as_json
     )
@@ -200,8 +206,10 @@ def _labelled(data: str, how: Preprocessing, *, strict: bool) -> tuple[Tensor, T
 def card(model: Model) -> None:
     """Show what a detector says of itself.
 
-    Recipe, preprocessing, threshold and origin, as JSON.
+    Recipe, preprocessing, threshold and origin, its id, and the calibration it decides by, as JSON.
     """
+    from firm.calibration_file import to_json
     from firm.detector import Detector
 
-    print(json.dumps(Detector.load(model).card(), indent=2))
+    detector = Detector.load(model)
+    print(json.dumps(detector.card() | {"id": detector.id, "calibration": to_json(detector.calibration)}, indent=2))

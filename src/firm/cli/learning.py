@@ -41,7 +41,8 @@ def fit(
     as_json: AsJson = False,
 ) -> None:
     """Learn from good images and write a detector. Run again after an interruption: it goes on where it was."""
-    from firm.detector import Detector, foretell
+    from firm.detector import Detector
+    from firm.foretelling import foretell
     from firm.runs import claim, discard
 
     settle(device, threads)

@@ -1,0 +1,88 @@
+"""What a fit will take and has to work with, said before it begins."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from firm.backbones import FACTS, load_backbone
+from firm.bank import cost
+from firm.batching import steps_per_epoch
+from firm.cells import cell_steps
+from firm.choosing import within
+from firm.embedding import disk_costs
+from firm.encoder import ResNet18
+from firm.foreground import foreground, rule_for
+from firm.holdout import split, wanted
+from firm.images import Preprocessing, resize
+from firm.localiser import Looker, is_grey, kinds_of, metric_of
+from firm.recipes.recipe import Recipe
+from firm.sisters import sisters
+from firm.streams import stream
+from firm.tiling import Grid
+from firm.types import Focus, OneClass
+from firm.views import PatchPairs
+
+FORETOLD = 64  # good images in which patches are tried before a fit
+
+
+def foretell(
+    recipe: Recipe, data: OneClass, *, holdout: float = 0.1, false_calls: float = 0.05, seed: int = 0
+) -> list[str]:
+    """What a fit will take and has to work with, in sentences to be read before it; too few images are said at once."""
+    learn, _ = split(sisters(data.name, data.train), holdout, seed=seed, least=wanted(false_calls))
+    told = [
+        f"training: {len(learn)} good images, {recipe.training.epochs} epochs of {_steps(recipe, len(learn))} steps"
+    ]
+    if isinstance(recipe.tiling, Grid):
+        side = min(recipe.size or data.size, data.train.shape[-1])
+        side -= side % recipe.tiling.stride if recipe.pretrained.name else 0  # as preprocessing_of
+        small = resize(data.train[learn], side)
+        numbers = _numbers(recipe, recipe.tiling, small)
+        if recipe.pretrained.name:
+            told += disk_costs(recipe, len(learn), (*recipe.tiling.shape(side, side), numbers["backbone"]))
+        told += _banks(recipe, recipe.tiling, small, numbers)
+        if isinstance(recipe.views, PatchPairs) and not recipe.pretrained.name:
+            told.append(_offered(recipe, recipe.views, data.name, small, seed=seed))
+    return told
+
+
+def _steps(recipe: Recipe, images: int) -> int:
+    """Of an epoch on so many good images."""
+    if recipe.pretrained.name:
+        return cell_steps(images * recipe.pretrained.versions, recipe.training.batch)
+    settled = within(recipe, images) if recipe.automatic else recipe
+    return steps_per_epoch(images, recipe.outliers.per_inlier, settled.training.batch)
+
+
+def _banks(recipe: Recipe, grid: Grid, small: UInt8[Tensor, "n c h w"], numbers: dict[str, int]) -> list[str]:
+    """The size of each bank of patches."""
+    shape = grid.shape(*small.shape[-2:])
+    told = []
+    for kind in kinds_of(recipe.features):
+        memory = metric_of(recipe.memory, kind)
+        told.append(f"{kind} {cost(len(small), *shape, memory.keys(torch.zeros(1, numbers[kind])).shape[1], memory)}")
+    return told
+
+
+def _numbers(recipe: Recipe, grid: Grid, small: UInt8[Tensor, "n c h w"]) -> dict[str, int]:
+    """How many numbers describe a patch: known of a backbone, and of an encoder told by a single patch."""
+    kinds, settings = kinds_of(recipe.features), recipe.pretrained
+    if settings.name:
+        facts = FACTS.get(settings.name) or load_backbone(settings.name, deepest=1).facts
+        described = sum(facts.channels[stage - 1] for stage in settings.stages_of(facts))
+        return {"encoder": settings.out, "backbone": described}
+    with torch.device("meta"):
+        encoder = ResNet18(recipe.encoder)
+    look = Looker(encoder.to_empty(device="cpu"), Preprocessing(grid.size), grid, kinds, is_grey(small))
+    return {kind: patch.shape[-1] for kind, patch in look(small[:1, :, : grid.size, : grid.size]).items()}
+
+
+def _offered(recipe: Recipe, pairs: PatchPairs, name: str, small: UInt8[Tensor, "n c h w"], *, seed: int) -> str:
+    """How many good images have a patch with enough of the object; a pose still to be chosen changes it little."""
+    rule = rule_for(name, small) if "foreground" in recipe.automatic else recipe.conditioning.foreground
+    masks = foreground(small[:FORETOLD], rule)
+    part = pairs.acceptance(Focus(masks, torch.zeros_like(masks)), rng=stream(seed, "acceptance"))
+    enough = f"{100 * pairs.fore:g} % object (views.fore)"
+    return f"patches: {100 * part:.0f} % of the good images offer one that is {enough}"
