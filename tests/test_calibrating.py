@@ -24,10 +24,10 @@ from firm.cli.calibrating import doubts
 from firm.data.drawn import write_folder
 from firm.data.folder import read_files
 from firm.detector import Detector
+from firm.holdout import split
 from firm.images import decode
 from firm.recipes.presets import INSPECT, PARTS
 from firm.recipes.recipe import change, sparse
-from firm.holdout import split
 from firm.storage import digest, load_tensors
 from firm.types import Depth, FirmError
 from firm.verdicts import regions_of

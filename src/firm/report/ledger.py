@@ -1,0 +1,92 @@
+"""Verdicts as rows for a spreadsheet and as lines for a program.
+
+verdicts.csv (UTF-8 with a mark, so that spreadsheets read umlauts): one row per image in the order of inspection,
+columns `COLUMNS`; the places are those of the region with the highest peak, empty where there is none. A text that a
+spreadsheet could take for a formula, or that begins with an apostrophe, has an apostrophe in front.
+
+verdicts.jsonl: one object per line with image, verdict, score, review, fail, model, calibration and all regions (box as
+top, left, bottom, right; area; peak). A name is kept exactly; only one that is no Unicode is escaped.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+
+from firm.errors import named
+from firm.verdicts import Region, Verdict
+
+COLUMNS = (
+    "image",  # first: a quoted first cell stays whole whatever a spreadsheet takes for the separator
+    "verdict",
+    "score",
+    "review",
+    "fail",
+    "regions",
+    "top",
+    "left",
+    "bottom",
+    "right",
+    "area",
+    "peak",
+    "model",
+    "calibration",
+)
+MARK = "\ufeff"
+FORMULA = tuple("=+-@＝＋－＠'")
+
+
+def csv_head() -> str:
+    """The mark of UTF-8 and the names of the columns."""
+    return MARK + _line(COLUMNS)
+
+
+def csv_row(verdict: Verdict) -> str:
+    """One image as a line of the table."""
+    found = worst(verdict)
+    place = ("",) * 6 if found is None else (*found.box, found.area, found.peak)
+    limits = (verdict.score, verdict.review, verdict.fail)
+    texts = (harmless(verdict.model), harmless(verdict.calibration))
+    return _line((harmless(verdict.image), verdict.verdict, *limits, len(verdict.regions), *place, *texts))
+
+
+def json_line(verdict: Verdict) -> str:
+    """One image as an object on a line of its own."""
+    entry = {
+        "image": _unicode(verdict.image),
+        "verdict": verdict.verdict,
+        "score": verdict.score,
+        "review": verdict.review,
+        "fail": verdict.fail,
+        "model": _unicode(verdict.model),
+        "calibration": _unicode(verdict.calibration),
+        "regions": [{"box": list(one.box), "area": one.area, "peak": one.peak} for one in verdict.regions],
+    }
+    return json.dumps(entry, allow_nan=False) + "\n"
+
+
+def worst(verdict: Verdict) -> Region | None:
+    """The region with the highest peak; of equal ones the first."""
+    return max(verdict.regions, key=lambda one: one.peak, default=None)
+
+
+def harmless(text: str) -> str:
+    """A text no spreadsheet computes: printable, with an apostrophe before what could begin a formula."""
+    shown = named(text)
+    return f"'{shown}" if shown.lstrip().startswith(FORMULA) else shown
+
+
+def _unicode(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return named(text)
+    return text
+
+
+def _line(cells: Sequence[object]) -> str:
+    text = io.StringIO()
+    csv.writer(text, quoting=csv.QUOTE_NONNUMERIC).writerow(cells)
+    return text.getvalue()

@@ -1,0 +1,156 @@
+"""The inspection page in a real browser, made from drawn parts: it asks for nothing, sorts, filters and shows heat."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+import browser
+from firm.data.drawn import drawn
+from firm.detector import Detector
+from firm.images import decode
+from firm.recipes.presets import INSPECT
+from firm.recipes.recipe import change
+from firm.report.page import Shown, write_page
+from firm.verdicts import Region, Verdict
+
+pytestmark = pytest.mark.slow
+HOSTILE = "<script>document.title='owned'</script>\".png"
+SIDE = 160
+
+
+def regions_of(heat, limit):
+    count, _, boxes, _ = cv2.connectedComponentsWithStats((heat > limit).astype(np.uint8))
+    found = []
+    for left, top, wide, tall, area in boxes[1:count].tolist():
+        box = (top, left, top + tall, left + wide)
+        found.append(Region(box, area, float(heat[top : top + tall, left : left + wide].max())))
+    return tuple(found)
+
+
+def inspected():
+    """Drawn parts as a cheap detector sees them, and its scores of further good parts."""
+    data, _ = drawn("weave", size=SIDE, train=60, good=22, bad=12)
+    recipe = change(INSPECT, {"features": "pixels", "training.epochs": 0, "size": SIDE, "automatic": ()})
+    detector = Detector.fit(data, recipe=recipe, seed=0, holdout=0.3)
+    good = detector.score(data.test[:12]).tolist()
+    located = detector.locate(data.test[12:])
+    review, fail = max(good), 1.6 * max(good)
+    shown = []
+    for number, (score, heat) in enumerate(zip(located.scores.tolist(), located.maps.numpy(), strict=True)):
+        verdict = "FAIL" if score > fail else "REVIEW" if score > review else "PASS"
+        name = HOSTILE if number == 15 else f"lot 7/{data.truth.kinds[12 + number].replace(' ', '_')}_{number:03d}.png"
+        regions = regions_of(heat, 0.7 * review)
+        pixels = data.test[12 + number].permute(1, 2, 0).numpy()
+        nearest = None
+        if regions:
+            top, left, _, _ = max(regions, key=lambda one: one.peak).box
+            rows, columns = slice(top, top + 32), slice(left, left + 32)
+            away = (data.train[:, :, rows, columns].float() - data.test[12 + number][:, rows, columns].float()).abs()
+            nearest = data.train[int(away.mean((1, 2, 3)).argmin())][:, rows, columns].permute(1, 2, 0).numpy()
+        decided = Verdict(name, score, verdict, regions, "weave 3f9a2c", "2f81d0", review, fail)
+        shown.append(Shown(decided, pixels, heat, nearest))
+    return shown, good, detector
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    if browser.missing():
+        pytest.skip(browser.missing())
+    folder = tmp_path_factory.mktemp("page")
+    shown, good, detector = inspected()
+    written = write_page(
+        folder / "out",
+        iter(shown),
+        title="Weave, lot 7",
+        good_scores=good,
+        quarantined=[("lot 7/torn.png", "lot 7/torn.png is cut short; copy it again"), (HOSTILE, "is no image")],
+        card={"origin": detector.origin, "threshold": {"false_calls": 0.05, "images": 18}},
+        notes=["The scores of this batch lie higher than those of the calibration: check light and camera."],
+    )
+    with browser.browse(folder) as opened:
+        opened.open(written)
+        yield opened
+
+
+NAMES = "return [...document.querySelectorAll('.entry')].filter(e => !e.hidden).map(e => e.dataset.%s)"
+
+
+def choose(page, order):
+    page.run(
+        "const s = document.getElementById('order'); s.value = arguments[0];s.dispatchEvent(new Event('change'))", order
+    )
+
+
+def test_it_asks_for_nothing_and_complains_of_nothing(page):
+    wanted = page.requested()
+    assert [Path(one).name for one in wanted if one.startswith("file:")] == ["report.html"]
+    assert {one.split(":")[0] for one in wanted} - {"chrome"} == {"file", "data"}  # chrome: is the browser's own
+    assert page.log("browser") == []
+    assert page.run("return document.title") == "Weave, lot 7"
+    assert page.run("return document.compatMode") == "CSS1Compat"
+    assert page.run("return [...document.images].every(i => i.complete ? i.naturalWidth > 0 : i.loading == 'lazy')")
+
+
+def test_it_sorts_and_filters(page):
+    by_default = page.run(NAMES % "score")
+    choose(page, "low")
+    low = [float(one) for one in page.run(NAMES % "score")]
+    assert low == sorted(low)
+    choose(page, "name")
+    assert page.run(NAMES % "name") != by_default
+    choose(page, "worst")
+    assert page.run(NAMES % "score") == by_default
+    page.press(" ", "[data-show=pass]")  # by the keyboard
+    assert "2" not in page.run(NAMES % "rank")
+    assert page.run("return document.getElementById('count').textContent").startswith(
+        str(len(page.run(NAMES % "rank")))
+    )
+    page.press(" ", "[data-show=pass]")
+    assert page.run(NAMES % "score") == by_default
+
+
+def test_heat_is_shown_when_a_picture_is_selected(page):
+    seen = "return getComputedStyle(document.querySelector('.entry .hot')).opacity"
+    assert page.run(seen) == "0"
+    page.press(" ", ".entry .look input")
+    assert page.run(seen) == "1"
+    page.press(" ", ".entry .look input")
+    assert page.run(seen) == "0"
+
+
+PLACE = """
+const place = document.querySelector('.entry .stack ' + arguments[0]).getBoundingClientRect();
+return [place.x, place.y, place.width, place.height]
+"""
+
+
+def test_boxes_and_heat_lie_over_their_pictures(page):
+    picture = page.run(PLACE, ".plain")
+    assert picture[2:] == [256, 256]
+    assert page.run(PLACE, "svg") == pytest.approx(picture, abs=0.5)
+    assert page.run(PLACE, ".hot") == pytest.approx(picture, abs=0.5)
+
+
+def test_nothing_is_wider_than_the_window(page):
+    assert page.run("return document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_it_looks_like_something_in_light_and_dark_and_on_paper(page, tmp_path):
+    keep = Path(os.environ.get("FIRM_PICTURES", tmp_path))
+    means = {}
+    for name, features, media in (
+        ("light", {"prefers-color-scheme": "light"}, ""),
+        ("dark", {"prefers-color-scheme": "dark"}, ""),
+        ("print", {"prefers-color-scheme": "dark"}, "print"),
+    ):
+        page.emulate(features, media)
+        page.photograph(keep / f"report-{name}.png")
+        means[name] = decode(keep / f"report-{name}.png").mean()
+    page.emulate({})
+    assert means["light"] > 150 > 100 > means["dark"]
+    assert means["print"] > 150  # whatever the screen's scheme
