@@ -25,10 +25,10 @@ from firm.foreground import Rule
 from firm.foretelling import foretell
 from firm.localiser import kinds_of, object_part
 from firm.metrics import auroc
+from firm.model_folder import read_model, write_model
 from firm.recipes.presets import ADAPTED
 from firm.recipes.recipe import change, from_json, to_json
 from firm.runs import Run
-from firm.storage import load_tensors, save_tensors
 from firm.tiling import Grid
 from firm.types import FirmError
 
@@ -362,18 +362,17 @@ def test_reweighed_image_scores_are_those_of_the_file_and_maps_stay(recipe, tmp_
     assert float(weight.min()) >= 1 - 1 / 9 - 1e-6
     assert float(weight.max()) < 1
     assert len(weight.unique()) == 4
-    bound = torch.tensor(heavy.threshold.value)
+    bound = torch.tensor(heavy.limit)
     assert torch.isclose(heavy.score(GOOD[:8]), bound).any()
     assert not torch.isclose(light.score(GOOD[:8]), bound).any()
     heavy.save(tmp_path / "part.firm")
     assert torch.equal(Detector.load(tmp_path / "part.firm").score(bad), there.scores)
 
     light.save(tmp_path / "old.firm")
-    tensors, card = load_tensors(tmp_path / "old.firm", kind="detector", schema=1)
+    tensors, card = read_model(tmp_path / "old.firm")
     for owner, name in (("memory", "reweight"), ("pretrained", "hard"), ("pretrained", "evenly")):
         del card["recipe"][owner][name]
-    content = {name: value for name, value in card.items() if name not in ("kind", "schema")}
-    save_tensors(tmp_path / "old.firm", tensors, content, kind="detector", schema=1)
+    write_model(tmp_path / "old.firm", tensors, card)
     old = Detector.load(tmp_path / "old.firm")
     assert old.recipe == light.recipe
     assert torch.equal(old.score(bad), here.scores)

@@ -8,7 +8,7 @@ import json
 import shutil
 import sys
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from firm.calibrating import calibrate, learnt, measured
-from firm.calibration import Wishes, of_threshold
+from firm.calibration import Threshold, Wishes, of_threshold
 from firm.calibration_file import beside, read_calibration, write_calibration
 from firm.cli import main
 from firm.cli.calibrating import doubts
@@ -26,9 +25,11 @@ from firm.data.folder import read_files
 from firm.detector import Detector
 from firm.holdout import split
 from firm.images import decode
+from firm.leaks import copies
+from firm.model_folder import read_model
 from firm.recipes.presets import INSPECT, PARTS
 from firm.recipes.recipe import change, sparse
-from firm.storage import digest, load_tensors
+from firm.storage import digest, save_tensors
 from firm.types import Depth, FirmError
 from firm.verdicts import regions_of
 
@@ -74,41 +75,43 @@ def model(plates: Path) -> Path:
 @pytest.fixture
 def mine(model: Path, tmp_path: Path) -> Path:
     """A copy that a test may calibrate."""
-    return Path(shutil.copy(model, tmp_path / "part.firm"))
+    return Path(shutil.copytree(model, tmp_path / "part.firm"))
 
 
 def test_images_that_were_learnt_from_are_told(model: Path, plates: Path) -> None:
     detector = Detector.load(model)
     images, _, _ = read_files([plates / "train" / "good"], SIDE)
     learn, _ = split(torch.arange(18), 0.25, seed=0)
-    assert torch.equal(learnt(detector, images).nonzero().squeeze(1), learn)
+    assert torch.equal(copies(images, detector.thumbnails).nonzero().squeeze(1), learn)
     fresh, _, _ = read_files([plates / "test"], SIDE)
-    assert not learnt(detector, fresh).any()
+    assert not copies(fresh, detector.thumbnails).any()
     told: list[str] = []
-    found = calibrate(detector, images, on_doubt=told.append)
+    before = detector.decides
+    found = detector.calibrate(images, on_doubt=told.append)
+    assert detector.decides is found
     assert told == ["14 of the 18 good images were learnt from and are left out"]
-    assert found.images == detector.threshold.images == 4
-    assert found.fail == pytest.approx(detector.threshold.value)  # held out by the fit, and again the largest of four
+    assert found == before  # held out by the fit, and the same four again
+    assert found.images == len(found.scores) == 4
     with pytest.raises(FirmError, match="no good image that was not learnt from"):
-        calibrate(detector, images[learn])
+        detector.calibrate(images[learn])
 
 
 def test_images_of_the_calibration_lie_on_their_side_of_it(model: Path, plates: Path) -> None:
     detector = Detector.load(model)
     images, files, _ = read_files([plates / "test" / "good"], SIDE)
-    detector.given = calibrate(detector, images, wishes=Wishes(false_calls=0.1, review=0.3))
-    scores, peaks = measured(detector, images)
+    detector.calibrate(images, wishes=Wishes(fail=0.1, false_calls=0.3))
+    scores, peaks = detector.measured(images)
     assert peaks is not None
     found = [detector.inspect(file) for file in files]
     assert [one.score for one in found] == scores.tolist()
     assert [max((region.peak for region in one.regions), default=-1.0) for one in found] == [
-        peak if peak > detector.given.pixel else -1.0 for peak in peaks.tolist()
+        peak if peak > detector.calibration.pixel else -1.0 for peak in peaks.tolist()
     ]
     words = [one.verdict for one in found]
     assert words.count("FAIL") == 1  # 0.9 * 20 = 18 of 19 lie at or below
     assert words.count("PASS") == 14
-    assert {(one.model, one.calibration) for one in found} == {(detector.id, detector.given.id)}
-    assert (found[0].review, found[0].fail) == (detector.given.review, detector.given.fail)
+    assert {(one.model, one.calibration) for one in found} == {(detector.id, detector.calibration.id)}
+    assert (found[0].review, found[0].fail) == (detector.calibration.review, detector.calibration.fail)
 
 
 def test_every_door_gives_the_same_verdict(model: Path, plates: Path, tmp_path: Path) -> None:
@@ -126,7 +129,7 @@ def test_every_door_gives_the_same_verdict(model: Path, plates: Path, tmp_path: 
     located = detector.locate(detector.preprocessing.read(decode(file)))
     assert found[0].score == float(located.scores)
     low = replace(detector.calibration, pixel=float(located.maps.median()))
-    detector.given = low
+    detector.calibration = low
     regions = detector.inspect(file).regions
     assert regions == regions_of(located.maps[0], low.pixel, 100, 150)
     assert regions
@@ -141,39 +144,69 @@ def test_deep_images_are_read_by_the_detectors_depth(model: Path) -> None:
     assert detector.inspect(deep) == detector.inspect(eight)
 
 
-def test_without_a_calibration_the_fit_decides(mine: Path, plates: Path) -> None:
+def test_the_fit_calibrates(mine: Path, plates: Path) -> None:
     detector = Detector.load(mine)
-    assert detector.given is None
-    assert detector.calibration == of_threshold(detector.threshold, detector.id, maps=True)
+    by = detector.decides
+    assert by == read_calibration(mine / "calibration.json", model=detector.id)
+    assert by.images == 4
+    assert by.review == by.fail == max(by.scores) == detector.limit
     found = detector.inspect(next((plates / "test" / "good").iterdir()))
-    assert found.verdict in ("PASS", "FAIL")
-    assert found.review == found.fail == detector.limit == detector.threshold.value
+    assert (found.review, found.fail, found.calibration) == (by.review, by.fail, by.id)
+
+
+def test_without_a_calibration_it_scores_and_does_not_decide(mine: Path, plates: Path) -> None:
+    (mine / "calibration.json").unlink()
+    detector = Detector.load(mine)
+    assert detector.calibration is None
+    file = next((plates / "test" / "good").iterdir())
+    assert detector.score(detector.preprocessing.read(file)).isfinite().all()
+    with pytest.raises(FirmError, match="no calibration to decide by; run firm calibrate"):
+        detector.inspect(file)
+    assert run("score", mine, file)[0] == 2
+    assert json.loads(run("card", mine)[1])["calibration"] is None
+
+
+def test_a_detector_of_schema_1_decides_by_the_threshold_of_its_fit(mine: Path, plates: Path, tmp_path: Path) -> None:
+    detector, bound = Detector.load(mine), Threshold(2.5, 0.05, 19, 19)
+    content = detector.card() | {"threshold": asdict(bound)}
+    save_tensors(tmp_path / "old.firm", detector.tensors(), content, kind="detector", schema=1)
+    old = Detector.load(tmp_path / "old.firm")
+    assert old.decides == of_threshold(bound, detector.id, maps=True)
+    assert old.limit == 2.5
+    images, _, _ = read_files([plates / "test" / "good"], SIDE)
+    write_calibration(tmp_path / "old.firm.calibration.json", detector.calibrate(images))
+    assert Detector.load(tmp_path / "old.firm").decides == detector.decides
+    with pytest.raises(FirmError, match="is a file; name another place"):
+        old.save(tmp_path / "old.firm")
 
 
 def test_whole_images_have_a_verdict_and_no_regions(plates: Path, tmp_path: Path) -> None:
     images, files, _ = read_files([plates / "train" / "good"], SIDE)
     detector = Detector.fit(images, recipe=WHOLE, holdout=0.25)
-    detector.given = calibrate(detector, images)
-    assert detector.given.pixel is None
+    detector.calibrate(images)
+    assert detector.calibration.pixel is None
     found = detector.inspect(files[0])
     assert (found.regions, found.verdict) == ((), "PASS")
     assert found.score == float(detector.score(images[:1]))
     detector.save(tmp_path / "x.firm")
     again = Detector.load(tmp_path / "x.firm")
-    assert again.given == detector.given
+    assert again.calibration == detector.calibration
     assert again.inspect(files[0]) == found
 
 
 def test_the_id_is_of_what_scores_and_survives_the_file(mine: Path) -> None:
     detector, again = Detector.load(mine), Detector.load(mine)
-    again.threshold = replace(again.threshold, value=9.0)
+    again.calibration = None
+    again.thumbnails = again.thumbnails[:0]
+    again.examples = replace(detector.examples, ends=detector.examples.ends[:0])
     assert detector.id == again.id
     how = {"recipe": sparse(detector.recipe), "preprocessing": sparse(detector.preprocessing)}
     how |= {"grey": detector.origin["grey"], "backbone": None}  # a setting added later renames no model
-    assert detector.id == digest(load_tensors(mine, kind="detector", schema=1)[0], json.dumps(how, sort_keys=True))[:16]
+    deciding = {k: v for k, v in read_model(mine)[0].items() if not k.startswith(("thumbnails", "examples."))}
+    assert detector.id == digest(deciding, json.dumps(how, sort_keys=True))[:16]
     changed = Detector.load(mine)
     changed.localiser.banks["pixels"].vectors[0, 0] += 1
-    assert changed.id != detector.id
+    assert replace(changed).id != detector.id  # an id is looked up once
     assert replace(detector, recipe=change(detector.recipe, {"tiling.worst": 2})).id != detector.id
     assert replace(detector, preprocessing=replace(detector.preprocessing, side=9)).id != detector.id
     assert replace(detector, origin=detector.origin | {"grey": None}).id != detector.id
@@ -182,18 +215,17 @@ def test_the_id_is_of_what_scores_and_survives_the_file(mine: Path) -> None:
 def test_a_calibration_beside_decides_unless_told_otherwise(mine: Path, plates: Path, tmp_path: Path) -> None:
     detector = Detector.load(mine)
     images, _, _ = read_files([plates / "test" / "good"], SIDE)
-    low = calibrate(detector, images, wishes=Wishes(review_at=-1.0, fail_at=-1.0))
+    low = detector.calibrate(images, wishes=Wishes(review_at=-1.0, fail_at=-1.0))
     write_calibration(beside(mine), low)
     loaded = Detector.load(mine)
-    assert loaded.given == low
+    assert loaded.calibration == low
     assert loaded.limit == -1
     assert (loaded.predict(images) == -1).all()
-    assert loaded.threshold == detector.threshold
     assert loaded.card() == detector.card()
-    assert Detector.load(mine, calibration=False).given is None
-    other = calibrate(detector, images)
+    assert Detector.load(mine, calibration=False).calibration is None
+    other = detector.calibrate(images)
     write_calibration(tmp_path / "other.json", other)
-    assert Detector.load(mine, calibration=tmp_path / "other.json").given == other
+    assert Detector.load(mine, calibration=tmp_path / "other.json").calibration == other
     with pytest.raises(FirmError, match="there is no file"):
         Detector.load(mine, calibration=tmp_path / "nowhere.json")
 
@@ -201,12 +233,12 @@ def test_a_calibration_beside_decides_unless_told_otherwise(mine: Path, plates: 
 def test_calibrations_that_cannot_be_trusted_are_refused(mine: Path, plates: Path) -> None:
     detector = Detector.load(mine)
     images, _, _ = read_files([plates / "test" / "good"], SIDE)
-    found = calibrate(detector, images)
+    found = detector.calibrate(images)
     write_calibration(beside(mine), replace(found, model="0" * 16))
     with pytest.raises(FirmError, match=rf"that of model 0{{16}}, not of {detector.id}; run firm calibrate again"):
         Detector.load(mine)
-    with pytest.warns(UserWarning, match="that of model 0"):
-        detector.save(mine)  # what is written now has no part in it
+    detector.save(mine)  # its own in place of the other
+    assert Detector.load(mine).decides == found
     write_calibration(beside(mine), found)
     beside(mine).write_text(beside(mine).read_text().replace('"images": 19', '"images": 190'))
     with pytest.raises(FirmError, match="damaged or edited"):
@@ -216,7 +248,7 @@ def test_calibrations_that_cannot_be_trusted_are_refused(mine: Path, plates: Pat
 # the verb
 
 
-def test_calibrate_writes_beside_the_detector_and_score_obeys(mine: Path, plates: Path) -> None:
+def test_calibrate_writes_beside_the_detector_and_score_obeys(mine: Path, model: Path, plates: Path) -> None:
     code, out, err = run("calibrate", mine, plates / "test" / "good")
     assert code == 0, err
     found = read_calibration(beside(mine), model=Detector.load(mine).id)
@@ -230,7 +262,7 @@ def test_calibrate_writes_beside_the_detector_and_score_obeys(mine: Path, plates
     assert "warning: review and fail are the same threshold, so nothing is for REVIEW" in err
     code, out, _ = run("score", mine, plates / "test", "--json")
     told = json.loads(out)
-    assert told["threshold"] == found.fail != Detector.load(mine).threshold.value
+    assert told["threshold"] == found.review != Detector.load(model).limit
     code, out, _ = run("card", mine)
     assert json.loads(out)["calibration"]["id"] == found.id
     assert json.loads(out)["id"] == found.model
@@ -239,24 +271,24 @@ def test_calibrate_writes_beside_the_detector_and_score_obeys(mine: Path, plates
 def test_score_says_what_is_for_review(mine: Path, plates: Path) -> None:
     good = plates / "test" / "good"
     assert "for review" not in run("score", mine, good)[1]
-    assert run("calibrate", mine, good, "--false-calls=0.1", "--review=0.3")[0] == 0
+    assert run("calibrate", mine, good, "--fail=0.1", "--false-calls=0.3")[0] == 0
     rows = json.loads(run("score", mine, good, "--json")[1])["images"]
     assert [row["verdict"] for row in rows].count("REVIEW") in (3, 4, 5)  # four, up to rounding among many images
-    assert all((row["label"] == -1) == (row["verdict"] == "FAIL") for row in rows)
+    assert all((row["label"] == 1) == (row["verdict"] == "PASS") for row in rows)
     out = run("score", mine, good)[1].splitlines()
-    assert f"{sum('  review     ' in line for line in out)} of 19 images for review, above" in out[-1]
+    assert f"{sum('  anomalous  ' in line for line in out)} of them above" in out[-1]
 
 
 def test_two_thresholds_and_no_doubt(mine: Path, plates: Path, tmp_path: Path) -> None:
     file = tmp_path / "elsewhere.json"
     code, out, err = run(
-        "calibrate", mine, plates / "test" / "good", "--false-calls=0.05", "--review=0.3", "--out", file, "--json"
+        "calibrate", mine, plates / "test" / "good", "--fail=0.05", "--false-calls=0.3", "--out", file, "--json"
     )
     assert code == 0, err
     told = json.loads(out)
     assert told["review"] < told["fail"]
     assert told["doubts"] == []
-    assert not beside(mine).exists()
+    assert Detector.load(mine).decides.id != told["id"]
     assert read_calibration(file, model=told["model"]).id == told["id"]
 
 
@@ -268,7 +300,7 @@ def test_what_is_missed_of_defects_is_said_with_its_price(
     folder = {"parts": plates, "test": plates / "test", "kind": kinds[0]}[layout]
     count = len(list(kinds[0].iterdir())) if layout == "kind" else 6
     code, out, err = run(
-        "calibrate", mine, plates / "test" / "good", "--defects", folder, "--fail=1e6", "--misses=0", "--json"
+        "calibrate", mine, plates / "test" / "good", "--defects", folder, "--fail-at=1e6", "--misses=0", "--json"
     )
     assert code == 0, err
     told = json.loads(out)
@@ -286,11 +318,11 @@ def test_mistakes_are_one_sentence(mine: Path, plates: Path, tmp_path: Path) -> 
     (tmp_path / "broken" / "a.png").write_bytes(b"no image")
     (tmp_path / "only" / "good").mkdir(parents=True)
     shutil.copy(next(good.iterdir()), tmp_path / "only" / "good")
+    before = beside(mine).read_bytes()
     for arguments, why in [
         ((good, "--misses=0.1"), "--misses needs defects"),
         ((good, "--false-calls=2"), "must lie between 0 and 1"),
-        ((good, "--review=0.001"), "use a rate as large or larger"),
-        ((good, "--fail=-1"), "lies above fail at -1; set review no higher"),
+        ((good, "--fail-at=-1"), "lies above fail at -1; set review no higher"),
         ((good, "--out", tmp_path), "is a folder; name the file to write"),
         ((good, "--defects", tmp_path / "broken"), "none of the defects in"),
         ((good, "--defects", tmp_path / "only"), "holds good images alone"),
@@ -300,7 +332,7 @@ def test_mistakes_are_one_sentence(mine: Path, plates: Path, tmp_path: Path) -> 
         assert code == 2, arguments
         assert why in err
         assert "Traceback" not in err
-    assert not beside(mine).exists()
+    assert beside(mine).read_bytes() == before
 
 
 def test_a_stale_calibration_can_be_replaced(mine: Path, plates: Path) -> None:

@@ -69,7 +69,7 @@ def test_regions_are_measured_by_the_maxima_of_good_maps():
 def test_both_promises_hold_on_average_in_simulation():
     rng = generator()
     trials, n = 900, 60
-    asked = wishes(false_calls=0.05, review=0.2)
+    asked = wishes(fail=0.05, false_calls=0.2)
     scores = torch.randn(trials, n + 1, generator=rng).exp()
     called = {"PASS": 0, "REVIEW": 0, "FAIL": 0}
     for one in scores:
@@ -90,7 +90,7 @@ def test_both_promises_hold_for_new_parts_in_simulation():
     parts = torch.arange(k).repeat_interleave(of_each)
     reviewed = failed = 0
     for one in scores:
-        found = calibrated(one[:k].flatten(), parts=parts, wishes=wishes(review=0.25))
+        found = calibrated(one[:k].flatten(), parts=parts, wishes=wishes(false_calls=0.25))
         called = found.verdict(float(one[k, 0]))
         reviewed, failed = reviewed + (called != "PASS"), failed + (called == "FAIL")
     assert found.failed.kept == pytest.approx(1 / 13)  # the least that twelve parts can promise
@@ -106,7 +106,7 @@ def test_both_promises_hold_for_new_parts_in_simulation():
 )
 def test_review_is_never_above_fail_and_verdicts_grow_with_the_score(good, rates, score):
     low, high = sorted(rates)
-    found = calibrated(torch.tensor(good).float(), wishes=wishes(false_calls=low, review=high))
+    found = calibrated(torch.tensor(good).float(), wishes=wishes(fail=low, false_calls=high))
     assert found.review <= found.fail
     assert found.review in good
     words = ["PASS", "REVIEW", "FAIL"]
@@ -216,11 +216,12 @@ def test_enough_is_the_highest_threshold_that_misses_no_more(scores, wished):
 
 
 def test_wishes_that_cannot_be_meant_name_the_fix():
-    for name in ("false_calls", "review"):
+    for name in ("false_calls", "fail"):
         with pytest.raises(FirmError, match=f"{name} is 1.5; it must lie between"):
             wishes(**{name: 1.5})
-    with pytest.raises(FirmError, match=r"review is 0.001, less than false_calls 0.01.*as large or larger"):
-        wishes(review=0.001)
+    few = calibrated(wishes=wishes(false_calls=0.006))  # all that fails is called
+    assert few.review == few.fail == 200
+    assert few.failed.wished == 0.006
     with pytest.raises(FirmError, match=r"misses is 1\.0"):
         wishes(misses=1.0)
     with pytest.raises(FirmError, match="needs labelled defects"):
@@ -248,15 +249,16 @@ def test_it_comes_back_from_its_file_as_it_was(full, tmp_path):
         assert read_calibration(file, model="m") == one
         assert json.loads(file.read_text())["id"] == one.id
         json.dumps(to_json(one), allow_nan=False)
-    assert beside("some/part.firm").as_posix() == "some/part.firm.calibration.json"
+    assert beside("some/part.firm").as_posix() == "some/part.firm/calibration.json"
 
 
 def test_the_id_names_all_that_is_said(full):
     assert full.id == replace(full).id
     changes = {"model": "n", "review": 1.0, "fail": 500.0, "pixel": None, "images": 3, "parts": 3, "source": "x"}
     changes |= {"reviewed": Promise(0.05, 0.1), "failed": Promise(None, 0.1), "marked": None, "misses": None}
+    changes |= {"scores": (), "shown": ()}
     assert set(changes) == set(asdict(full))
-    assert len({full.id, *(replace(full, **{name: value}).id for name, value in changes.items())}) == 12
+    assert len({full.id, *(replace(full, **{name: value}).id for name, value in changes.items())}) == 14
 
 
 def test_any_edit_is_refused(full):

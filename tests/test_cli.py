@@ -398,7 +398,7 @@ def test_evaluate_says_what_python_says(patches: Path, plates: Path) -> None:
     assert told["kinds"]["dent"]["images"] == found.kinds["dent"].images
     assert told["trivial"]["brightness"] == pytest.approx(found.trivial.brightness)
     assert (told["caught"], told["false_calls"]) == (found.caught, found.false_calls)
-    assert told["threshold"] == detector.threshold.value
+    assert told["threshold"] == detector.limit
 
 
 def test_tests_without_masks_and_broken_ones_are_counted(patches: Path, plates: Path, tmp_path: Path) -> None:

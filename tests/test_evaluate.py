@@ -10,11 +10,12 @@ import torch
 import contracts
 import drawings
 from firm.bench import FINAL, results, run_missing
-from firm.calibration import Threshold
-from firm.detector import Detector, thumbnails
+from firm.calibration import Threshold, of_threshold
+from firm.detector import Detector
 from firm.encoder import build
 from firm.evaluate import SUSPICIOUS, Trivial, evaluate, evaluate_detector, evaluation, look, trivial
 from firm.fitting import task_of
+from firm.leaks import thumbnails
 from firm.localisation import aupro, localisation, pixel_auroc
 from firm.metrics import auroc, auroc_interval
 from firm.recipes.experiment import Experiment
@@ -51,7 +52,7 @@ def oracle(said, *, threshold=0.5, patchwise=True, known=None):
         preprocessing=None,
         network=None,
         references=[],
-        threshold=Threshold(threshold, 0.1, 10),
+        calibration=of_threshold(Threshold(threshold, 0.1, 10), "m", maps=patchwise),
         origin={},
         localiser="some" if patchwise else None,
         thumbnails=thumbnails(known if known is not None else contracts.images_of(5, 3, SIDE)),

@@ -21,10 +21,10 @@ from firm.detector import Detector
 from firm.errors import FirmError, UnreadableImage
 from firm.fitting import task_of
 from firm.images import decode
+from firm.model_folder import read_model, write_model
 from firm.recipes.presets import PARTS
 from firm.recipes.recipe import change
 from firm.runs import Run
-from firm.storage import load_tensors, save_tensors
 from firm.types import FULL_DEPTH, Depth
 from image_files import encoded, png, tiff
 
@@ -240,10 +240,9 @@ def test_a_detector_keeps_the_depth_it_was_fitted_in(model: Path, tmp_path: Path
 
 
 def test_a_detector_of_before_reads_as_it_did(model: Path, tmp_path: Path) -> None:
-    tensors, card = load_tensors(model, kind="detector", schema=1)
+    tensors, card = read_model(model)
     del card["preprocessing"]["depth"]
-    content = {name: value for name, value in card.items() if name not in ("kind", "schema")}
-    save_tensors(tmp_path / "old.firm", tensors, content, kind="detector", schema=1)
+    write_model(tmp_path / "old.firm", tensors, card)
     old = Detector.load(tmp_path / "old.firm")
     assert old.preprocessing.depth == FULL_DEPTH
     samples = RNG.integers(0, 65536, (20, 20)).astype(np.uint16)

@@ -20,10 +20,10 @@ from firm.fitting import looker_of, preprocessing_of, task_of
 from firm.holdout import split
 from firm.images import resize
 from firm.metrics import auroc
+from firm.model_folder import read_model, write_model
 from firm.outliers import Donor
 from firm.recipes.presets import FAST, INSPECT, PATCHES
 from firm.recipes.recipe import Recipe, change
-from firm.storage import load_tensors, save_tensors
 from firm.streams import stream
 from firm.tiling import Grid
 from firm.training import start, train
@@ -95,8 +95,10 @@ def test_scores_are_those_of_the_maps_and_of_each_image_alone(detector: Detector
 def test_the_threshold_is_that_of_the_images_held_out(detector: Detector) -> None:
     learn, held_out = split(torch.arange(30), 0.2, seed=0)
     assert detector.origin["good_images"] == len(learn) == 24
-    assert detector.threshold == threshold_of(detector.score(GOOD[held_out]), 0.15)
-    assert detector.threshold.images == 6
+    scores, _ = detector.measured(GOOD[held_out])
+    assert detector.limit == threshold_of(scores, 0.15).value
+    assert detector.decides.scores == tuple(scores.tolist())
+    assert detector.decides.images == 6
     assert len(detector.thumbnails) == 24
     assert set(detector.localiser.banks["encoder"].image.tolist()) == set(range(24))
 
@@ -130,7 +132,7 @@ def test_two_fits_with_one_seed_are_equal(detector: Detector, found: Located) ->
     torch.manual_seed(3)
     again = Detector.fit(GOOD, recipe=SMALL, seed=0, holdout=0.2, false_calls=0.15)
     assert torch.equal(again.locate(BOTH).maps, found.maps)
-    assert again.threshold == detector.threshold
+    assert again.decides == detector.decides
 
 
 def test_load_gives_the_same_detector(detector: Detector, found: Located, tmp_path: Path) -> None:
@@ -149,9 +151,8 @@ def test_load_gives_the_same_detector(detector: Detector, found: Located, tmp_pa
 def test_a_file_that_lacks_a_bank_is_refused(lost: str, detector: Detector, tmp_path: Path) -> None:
     path = tmp_path / "model.firm"
     detector.save(path)
-    tensors, card = load_tensors(path, kind="detector", schema=1)
-    content = {name: value for name, value in card.items() if name not in ("kind", "schema")}
-    save_tensors(path, {k: v for k, v in tensors.items() if k != lost}, content, kind="detector", schema=1)
+    tensors, card = read_model(path)
+    write_model(path, {k: v for k, v in tensors.items() if k != lost}, card)
     with pytest.raises(FirmError, match=f"lacks {lost.split('.')[-1]}|not a complete detector"):
         Detector.load(path)
 

@@ -20,6 +20,7 @@ from PIL import Image
 import firm
 from firm.detector import as_data
 from firm.fitting import preprocessing_of
+from firm.model_folder import read_model
 from firm.recipes.presets import PARTS
 from firm.recipes.recipe import change
 from firm.runs import CHECKPOINT, HISTORY, Run
@@ -63,7 +64,7 @@ def command(parts: Path, out: Path) -> list[str]:
 def finish(parts: Path, out: Path) -> dict[str, torch.Tensor]:
     done = subprocess.run(command(parts, out), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return load_tensors(out, kind="detector", schema=1)[0]
+    return read_model(out)[0]
 
 
 def start_until(parts: Path, out: Path, step: int) -> subprocess.Popen[str]:

@@ -43,4 +43,4 @@ def test_the_demo_beats_chance_and_its_file_decides_the_same(tmp_path: Path) -> 
     data = load("drawn:plate")
     called = detector.predict(data.test) == -1
     assert int((called & data.anomalous).sum()) == said["caught"]
-    assert torch.equal(called, detector.score(data.test) > detector.threshold.value)
+    assert torch.equal(called, detector.score(data.test) > detector.limit)

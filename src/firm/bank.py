@@ -154,6 +154,15 @@ class Bank:
         ]
         return torch.cat(parts)
 
+    def nearest(self, patch: Float[Tensor, " d"], cell: int) -> tuple[int, int]:
+        """Image and cell of the normal patch that one seen at this cell is most like."""
+        asked = torch.tensor([cell])
+        products = self.memory.queries(patch[None]) @ self.vectors.T
+        if self.memory.reach >= 0:
+            near = _within(self, asked, _reaches(self, apart=False).flatten()[asked])
+            products = products.masked_fill(~near, -math.inf)
+        return int(self.image[products.argmax()]), int(self.cell[products.argmax()])
+
     def tensors(self) -> dict[str, Tensor]:
         """Everything but the settings."""
         return {name: getattr(self, name) for name in TENSORS}

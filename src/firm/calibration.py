@@ -166,6 +166,8 @@ class Calibration:
     images: int
     parts: int
     source: str
+    scores: tuple[float, ...] = ()  # of the good images
+    shown: tuple[int, ...] = ()  # the part each of them shows
     misses: Misses | None = None
 
     def __post_init__(self) -> None:
@@ -194,20 +196,15 @@ class Calibration:
 class Wishes:
     """What is asked of a calibration; a threshold set by hand is taken as it is."""
 
-    false_calls: float = 0.01  # of good parts that FAIL
-    review: float = 0.05  # of good parts that are for REVIEW or FAIL
+    false_calls: float = 0.05  # of good parts that are for REVIEW or FAIL
+    fail: float = 0.01  # of good parts that FAIL
     misses: float | None = None  # of defects that do not FAIL
     fail_at: float | None = None
     review_at: float | None = None
 
     def __post_init__(self) -> None:
         check_rate("false_calls", self.false_calls)
-        check_rate("review", self.review)
-        if self.review < self.false_calls:
-            raise FirmError(
-                f"review is {self.review}, less than false_calls {self.false_calls}, although all that fails is above "
-                "it, too; use a rate as large or larger"
-            )
+        check_rate("fail", self.fail)
         if self.misses is not None and not 0 <= self.misses < 1:
             raise FirmError(f"misses is {self.misses}; it must be 0 or more and below 1")
 
@@ -225,9 +222,12 @@ def calibration_of(
     wishes = wishes or Wishes()
     if wishes.misses is not None and defects is None:
         raise FirmError("a wished rate of misses needs labelled defects; give some")
-    fail, failed, count = _set(good, parts, wishes.false_calls, wishes.fail_at)
-    review, reviewed, _ = _set(good, parts, wishes.review, wishes.review_at)
-    pixel, marked, _ = (None, None, 0) if peaks is None else _set(peaks, parts, wishes.false_calls, None)
+    review, reviewed, count = _set(good, parts, wishes.false_calls, wishes.review_at)
+    # all that fails is called: where few false calls are wished, no more may fail
+    fail, failed, _ = _set(good, parts, min(wishes.fail, wishes.false_calls), wishes.fail_at)
+    pixel, marked, _ = (
+        (None, None, 0) if peaks is None else _set(peaks, parts, min(wishes.fail, wishes.false_calls), None)
+    )
     misses = None
     if defects is not None:
         misses = _misses(defects, review, fail, good, parts, wishes.misses)
@@ -242,12 +242,14 @@ def calibration_of(
         images=len(good),
         parts=count,
         source=_source(len(good), count, 0 if defects is None else len(defects), wishes),
+        scores=tuple(good.double().tolist()),
+        shown=tuple(range(len(good)) if parts is None else parts.unique(return_inverse=True)[1].tolist()),
         misses=misses,
     )
 
 
 def of_threshold(bound: Threshold, model: str, *, maps: bool) -> Calibration:
-    """The one threshold of a fit: nothing is for review, and heat is measured by it, too."""
+    """The one threshold of a detector of schema 1: nothing is for review, and heat is measured by it, too."""
     promise = Promise(None, bound.false_calls)
     return Calibration(
         model=model,

@@ -1,4 +1,4 @@
-"""A calibration as a file beside the detector's: part.firm.calibration.json decides instead of the fit's threshold.
+"""A calibration as a file beside the weights of its detector: it can be moved, replaced and set aside without them.
 
 It is text that a person may read and no person may change: its id is a digest of what it says, so an edited one is
 refused, and so is one of another model. The digest guards against accidents; it is no signature.
@@ -17,14 +17,14 @@ from firm.storage import write_atomically
 from firm.types import FirmError
 
 KIND = "calibration"
-SUFFIX = ".calibration.json"
+NAME = "calibration.json"
 AGAIN = "run firm calibrate again"
 
 
 def beside(model: Path | str) -> Path:
-    """Where the calibration of a detector's file is looked for."""
+    """Where the calibration of a detector is looked for; of one that is a single file next to that."""
     path = Path(model)
-    return path.with_name(path.name + SUFFIX)
+    return path.with_name(f"{path.name}.{NAME}") if path.is_file() else path / NAME
 
 
 def to_json(calibration: Calibration) -> dict[str, Any]:
@@ -52,10 +52,11 @@ def from_json(values: Any) -> Calibration:
 def _nested(fields: dict[str, Any]) -> dict[str, Any]:
     """The values that are more than a number, as what they are."""
     promises = {name: fields[name] and Promise(**fields[name]) for name in ("reviewed", "failed", "marked")}
+    good = {name: tuple(fields[name]) for name in ("scores", "shown")}
     misses = fields["misses"]
     if misses is not None:
         misses = Misses(**(misses | {name: Rate(**misses[name]) for name in ("unfailed", "passed")}))
-    return promises | {"misses": misses}
+    return promises | good | {"misses": misses}
 
 
 def write_calibration(path: Path | str, calibration: Calibration) -> None:

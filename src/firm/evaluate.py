@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from firm.detector import Detector, thumbnails
+from firm.detector import Detector
 from firm.encoder import ResNet18
 from firm.images import Preprocessing
+from firm.leaks import thumbnails
 from firm.localisation import Localisation, localisation
 from firm.metrics import Interval, auroc, auroc_interval
 from firm.scores import Scoring, fit_scorings, reference_features, score_images

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from jaxtyping import UInt8
+from torch import Tensor
 
 from firm.adaptor import Adapted, CellLooker
 from firm.conditioning import Conditioned, Conditioning
 from firm.encoder import Network
 from firm.images import Preprocessing, inlier_statistics, resize, resize_mask
-from firm.localiser import Looker, Looks, is_grey, kinds_of
+from firm.localiser import Looker, Looks, check_dense, is_grey, kinds_of
 from firm.recipes.recipe import Recipe
 from firm.tiling import Grid
 from firm.training import Task
@@ -78,3 +80,21 @@ def looker_of(recipe: Recipe, network: Network | Adapted, preprocessing: Preproc
     if isinstance(network, Adapted):
         return CellLooker(network, recipe.pretrained, recipe.tiling, kinds)
     return Looker(network.encoder, preprocessing, recipe.tiling, kinds, grey)
+
+
+def check_before(recipe: Recipe, good: UInt8[Tensor, "n c h w"], references: int) -> None:
+    """What would fail after the training is said before it."""
+    height, width = good.shape[-2:]
+    if height != width:
+        raise FirmError(f"images of {width} x {height} pixels cannot be learnt from; make them square (images.resize)")
+    k = getattr(recipe.score.by, "k", 1)
+    if k > references:
+        raise FirmError(f"score.by.k is {k}, but only {references} good images are learnt from; use a smaller k")
+
+
+def check_tiles(recipe: Recipe, network: Network | Adapted, side: int) -> None:
+    """What patches ask of the side of the images is said before the training, too."""
+    if isinstance(recipe.tiling, Grid):
+        recipe.tiling.places(side, side)
+        if recipe.tiling.dense and isinstance(network, Network):
+            check_dense(network.encoder, recipe.tiling, side, side)

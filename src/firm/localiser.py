@@ -147,6 +147,16 @@ def check_dense(encoder: ResNet18, grid: Grid, height: int, width: int) -> None:
 
 
 @dataclass(frozen=True)
+class Look:
+    """Images as they are looked at, what is seen of their patches, the score of each patch and of each image."""
+
+    ready: Conditioned
+    seen: Seen
+    cells: Float[Tensor, "n r c"]
+    scores: Float[Tensor, " n"]
+
+
+@dataclass(frozen=True)
 class Localiser:
     """The banks of good patches, and how much of each cell is object in good images."""
 

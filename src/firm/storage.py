@@ -59,7 +59,7 @@ def load_tensors(path: Path, *, kind: str, schema: int) -> tuple[dict[str, Tenso
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             text = metadata.get("card", "")
-            card = _card(path, text, kind, schema)
+            card = check_card(path, text, kind, schema)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise FirmError(f"{path} is not a readable firm file ({error}); copy it again from its source") from error
@@ -68,7 +68,8 @@ def load_tensors(path: Path, *, kind: str, schema: int) -> tuple[dict[str, Tenso
     return tensors, card
 
 
-def _card(path: Path, text: str, kind: str, schema: int) -> Card:
+def check_card(path: Path, text: str, kind: str, schema: int) -> Card:
+    """The card in a text; one of another kind or of the future is refused."""
     try:
         card: Card = json.loads(text)
         found, version = card["kind"], int(card["schema"])

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import cv2
 import numpy as np
-from jaxtyping import Float
+import numpy.typing as npt
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from firm.localiser import Look
 from firm.types import FirmError
 
 
@@ -33,6 +35,16 @@ class Verdict:
     calibration: str
     review: float
     fail: float
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A verdict, the image as it came, the heat over it and the look at it; no heat and look of a whole image."""
+
+    verdict: Verdict
+    picture: UInt8[npt.NDArray[np.uint8], "h w 3"]
+    heat: Float[Tensor, "r c"] | None
+    look: Look | None
 
 
 def regions_of(heat: Float[Tensor, "r c"], threshold: float, height: int, width: int) -> tuple[Region, ...]:

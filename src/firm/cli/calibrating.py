@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from firm.cli.inputs import loaded
-from firm.cli.options import AsJson, Data, Device, Model, Strict, Threads
+from firm.cli.options import AsJson, Data, Device, Fail, FalseCalls, Model, Strict, Threads
 from firm.cli.terminal import bar, counting, say, settle, show
 from firm.errors import FirmError, named
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 def calibrate(
     model: Model,
     good: Data,
-    false_calls: Annotated[float, typer.Option(help="Wished rate of good parts that FAIL.")] = 0.01,
-    review: Annotated[float, typer.Option(help="Wished rate of good parts for REVIEW or FAIL.")] = 0.05,
+    false_calls: FalseCalls = 0.05,
+    fail: Fail = 0.01,
     defects: Annotated[Path | None, typer.Option(help="A folder of defective images: what is missed of them.")] = None,
     misses: Annotated[float | None, typer.Option(help="Wished rate of those defects that do not FAIL.")] = None,
-    fail: Annotated[float | None, typer.Option(help="The score above which to FAIL, by hand.")] = None,
+    fail_at: Annotated[float | None, typer.Option(help="The score above which to FAIL, by hand.")] = None,
     review_at: Annotated[float | None, typer.Option(help="The score up to which to PASS, by hand.")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Where it is written; unless given beside the detector.")
@@ -39,15 +39,14 @@ def calibrate(
 ) -> None:
     """Set PASS, REVIEW and FAIL anew on good images that were not learnt from; nothing is trained.
 
-    MODEL.calibration.json, beside the detector, from then on decides instead of the threshold of the fit.
+    calibration.json, in the detector's folder, from then on decides instead of what the fit has set.
     """
-    from firm.calibrating import calibrate
     from firm.calibration import Wishes
     from firm.calibration_file import beside, to_json, write_calibration
     from firm.detector import Detector
 
     settle(device, threads)
-    wishes = Wishes(false_calls=false_calls, review=review, misses=misses, fail_at=fail, review_at=review_at)
+    wishes = Wishes(false_calls=false_calls, fail=fail, misses=misses, fail_at=fail_at, review_at=review_at)
     if misses is not None and defects is None:
         raise FirmError("--misses needs defects to be counted on; give their folder by --defects")
     file = out or beside(model)
@@ -60,8 +59,7 @@ def calibrate(
     left_out += unread
     with bar("scoring") as update:
         total = len(images.train) + (0 if wrong is None else len(wrong))
-        found = calibrate(
-            detector,
+        found = detector.calibrate(
             images.train,
             name=images.name,
             defects=wrong,

@@ -42,10 +42,7 @@ def score(
     strict: Strict = False,
     as_json: AsJson = False,
 ) -> None:
-    """Score images and call each normal (+1) or anomalous (-1). Higher = more anomalous.
-
-    By a calibration some normal ones may be for review.
-    """
+    """Score images and call each normal (+1) or anomalous (-1: for REVIEW or FAIL). Higher = more anomalous."""
     from firm.detector import Detector
 
     settle(device, threads)
@@ -60,9 +57,9 @@ def score(
     calls = sum(row["label"] == -1 for row in rows)
     lines = [f"{row['score']:.6f}  {CALLED[row['verdict']]}  {named(row['image'])}" for row in rows]
     lines.append(f"{calls} of {len(rows)} images above the threshold {limit:.6g}")
-    if detector.calibration.review < limit:
-        doubtful = sum(row["verdict"] == "REVIEW" for row in rows)
-        lines.append(f"{doubtful} of {len(rows)} images for review, above {detector.calibration.review:.6g}")
+    if limit < detector.decides.fail:
+        failed = sum(row["verdict"] == "FAIL" for row in rows)
+        lines.append(f"{failed} of them above {detector.decides.fail:.6g}, the rest is for review")
     if maps is not None:
         lines.append(f"heat maps, in colours from 0 to {2 * limit:.6g}, are in {named(maps)}")
     show({"threshold": limit, "images": rows, "left_out": left_out}, "\n".join(lines), as_json)
@@ -143,7 +140,7 @@ def _scored(detector: Detector, some: _Some, maps: Path | None, advance: OnChunk
 
     if not some.names:
         return []
-    limit, by = detector.limit, detector.calibration
+    limit, by = detector.limit, detector.decides
     found = None if maps is None else detector.locate(some.pixels, advance)
     scores = detector.score(some.pixels, advance) if found is None else found.scores
     rows: list[dict[str, Any]] = [
@@ -206,10 +203,11 @@ def _labelled(data: str, how: Preprocessing, *, strict: bool) -> tuple[Tensor, T
 def card(model: Model) -> None:
     """Show what a detector says of itself.
 
-    Recipe, preprocessing, threshold and origin, its id, and the calibration it decides by, as JSON.
+    Recipe, preprocessing and origin, its id, and the calibration it decides by, as JSON.
     """
     from firm.calibration_file import to_json
     from firm.detector import Detector
 
     detector = Detector.load(model)
-    print(json.dumps(detector.card() | {"id": detector.id, "calibration": to_json(detector.calibration)}, indent=2))
+    by = None if detector.calibration is None else to_json(detector.calibration)
+    print(json.dumps(detector.card() | {"id": detector.id, "calibration": by}, indent=2))

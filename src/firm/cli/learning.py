@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -10,8 +9,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from firm.cli.calibrating import doubts, sentences
 from firm.cli.inputs import depth_of, loaded, preset_for, recipe_of, side_for
-from firm.cli.options import AsJson, Bits, Data, Device, Preset, Pretrained, Seed, Settings, Strict, Threads
+from firm.cli.options import (
+    AsJson,
+    Bits,
+    Data,
+    Device,
+    Fail,
+    FalseCalls,
+    Preset,
+    Pretrained,
+    Seed,
+    Settings,
+    Strict,
+    Threads,
+)
 from firm.cli.terminal import Update, bar, percent, say, settle, show
 from firm.errors import FirmError, named
 
@@ -19,7 +32,6 @@ from firm.errors import FirmError, named
 DEMO = ("training.epochs=120", "tiling.stride=8", "memory.reach=2")
 
 if TYPE_CHECKING:
-    from firm.calibration import Threshold
     from firm.runs import Run
     from firm.training import Progress
 
@@ -34,21 +46,23 @@ def fit(
     device: Device = "cpu",
     threads: Threads = 0,
     holdout: Annotated[float, typer.Option(help="Part of the good images kept for the threshold.")] = 0.1,
-    false_calls: Annotated[float, typer.Option(help="Wished rate of good images called anomalous.")] = 0.05,
+    false_calls: FalseCalls = 0.05,
+    fail: Fail = 0.01,
     checkpoint_seconds: Annotated[float, typer.Option(help="How much work an interruption may cost.")] = 30.0,
     depth: Bits = None,
     strict: Strict = False,
     as_json: AsJson = False,
 ) -> None:
     """Learn from good images and write a detector. Run again after an interruption: it goes on where it was."""
+    from firm.calibration_file import to_json
     from firm.detector import Detector
     from firm.foretelling import foretell
+    from firm.model_folder import check_target
     from firm.runs import claim, discard
 
     settle(device, threads)
     recipe = recipe_of(preset or ("adapted" if encoder else preset_for(data)), _with_encoder(settings, encoder))
-    if out.is_dir() or not out.name:
-        raise FirmError(f"{out} is a folder; name the file to write, for example {out / 'parts.firm'}")
+    check_target(out)
     images, left_out = loaded(data, side_for(recipe), depth=depth_of(depth), strict=strict)
     for sentence in foretell(recipe, images, holdout=holdout, false_calls=false_calls, seed=seed):
         say(sentence)
@@ -64,6 +78,7 @@ def fit(
             folder=folder,
             holdout=holdout,
             false_calls=false_calls,
+            fail=fail,
             checkpoint_seconds=checkpoint_seconds,
             on_progress=_watched(update),
             on_choice=say,
@@ -72,8 +87,11 @@ def fit(
         detector.save(out)
         discard(folder)
     learnt = f"{named(out)}: learnt {detector.origin['good_images']} good images of {images.name}"
-    told = {"model": str(out), **detector.card(), "left_out": left_out}
-    show(told, f"{learnt}\n{_promise(detector.threshold, false_calls)}", as_json)
+    by = detector.decides
+    for doubt in doubts(by):
+        say(f"warning: {doubt}")
+    told = {"model": str(out), **detector.card(), "calibration": to_json(by), "left_out": left_out}
+    show(told, "\n".join([learnt, f"thresholds {by.source}", *sentences(by)]), as_json)
     if left_out:
         raise typer.Exit(1)
 
@@ -81,21 +99,6 @@ def fit(
 def _with_encoder(settings: list[str] | None, encoder: str | None) -> list[str]:
     """The settings with the backbone among them; one that is set by path wins."""
     return [*([f"pretrained.name={encoder}"] if encoder else []), *(settings or [])]
-
-
-def _promise(bound: Threshold, wished: float) -> str:
-    """The threshold in a sentence; on standard error, that it promises less than was wished."""
-    if bound.false_calls > wished + 1e-9:
-        wanted = math.ceil(1 / wished) - 1
-        say(f"warning: {_held_out(bound)} cannot promise {100 * wished:g} %; that takes {wanted}")
-    expected = f"at most {100 * bound.false_calls:.1f} % false calls expected"
-    return f"threshold {bound.value:.6g}: {expected}, by {_held_out(bound)}"
-
-
-def _held_out(bound: Threshold) -> str:
-    """What the threshold rests on: parts rather than photographs, where these are several of one part."""
-    images = f"{bound.images} held-out good images"
-    return f"{images} of {bound.parts} parts" if 0 < bound.parts < bound.images else images
 
 
 def demo(
@@ -131,9 +134,9 @@ def demo(
         for part, value, heat in zip(parts, scores, heats, strict=True)
     ]
     shown = mixed(tray)
-    draw_tray(shown, detector.threshold.value, picture, title=f"{product}: {len(shown)} of {len(tray)} inspected parts")
+    draw_tray(shown, detector.limit, picture, title=f"{product}: {len(shown)} of {len(tray)} inspected parts")
     found = evaluation(detector, located, data.test, data.anomalous, data.truth).overall
-    above = scores > detector.threshold.value
+    above = scores > detector.limit
     caught, false = int((above & data.anomalous).sum()), int((above & ~data.anomalous).sum())
     bad = int(data.anomalous.sum())
     where = "" if found.localisation is None else f", of its pixels {percent(found.localisation.pixel_auroc)}"

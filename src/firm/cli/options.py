@@ -41,3 +41,5 @@ Pretrained = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON result on standard output.")]
+FalseCalls = Annotated[float, typer.Option(help="Wished rate of good parts that do not PASS (REVIEW or FAIL).")]
+Fail = Annotated[float, typer.Option(help="Wished rate of good parts that FAIL.")]
