@@ -19,8 +19,8 @@ from firm.report.tray import Inspected, draw_tray
 
 def main(good: Path, suspects: Path) -> None:
     detector = Detector.fit(load(str(good)), recipe=recipe("parts"), seed=0)
-    limit = detector.threshold
-    print(f"threshold {limit.value:.4f}: at most {100 * limit.false_calls:.0f} % false calls ({limit.images} images)")
+    by = detector.decides
+    print(f"PASS up to {by.review:.4f}: at most {100 * by.reviewed.kept:.0f} % false calls ({by.images} images)")
 
     images, files, skipped = read_files([suspects], depth=detector.preprocessing.depth)
     for _, reason in skipped:

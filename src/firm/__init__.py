@@ -12,9 +12,11 @@ The map in flow order:
     bank         normal patches;                  localiser     patches of an image compared with them
     recipes      settings as values;              fitting       settings x images;   runs  a training's folder, resume
     calibration  thresholds and promises;         verdicts      PASS, REVIEW, FAIL, and where
+    drift        has a batch moved as a whole;    leaks         copies of what was learnt
+    examples     pictures of good parts;          model_folder  a detector on disk;   restoring  built again from it
     metrics      of images;                       localisation  of pixels
     choosing     settings by good images;         foretelling   what a fit will take
-    detector     fit, score, locate, inspect;     calibrating   thresholds anew, on new good images
+    detector     fit, score, locate, inspect;     explaining    the good part most like an inspected one
     evaluate, bench, bench_patches, report, cli
 """
 

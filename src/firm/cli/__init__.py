@@ -14,6 +14,7 @@ import typer
 
 from firm.cli.calibrating import calibrate
 from firm.cli.inspecting import card, evaluate, score
+from firm.cli.judging import inspect
 from firm.cli.learning import demo, fit
 from firm.cli.looking import masks, outliers
 from firm.cli.research import bench, fetch
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for verb in (fit, calibrate, score, evaluate, card, masks, outliers, fetch, bench, demo):
+for verb in (fit, calibrate, inspect, score, evaluate, card, masks, outliers, fetch, bench, demo):
     app.command()(verb)
 
 

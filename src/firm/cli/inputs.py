@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from firm.cli.terminal import say
+from firm.errors import FirmError, named
 
 if TYPE_CHECKING:
     from firm.recipes.recipe import Recipe
@@ -67,3 +69,13 @@ def loaded(data: str, side: int, *, depth: Depth | None = None, strict: bool = F
     for doubt in doubts:
         say(f"warning: {doubt}")
     return images, [doubt for doubt in doubts if doubt.startswith("left out")]
+
+
+def refuse_mixing(folder: Path | None, paths: list[Path]) -> None:
+    """What is written among the images would replace them, or be taken for images the next time."""
+    if folder is None:
+        return
+    home = folder.resolve()
+    for path in paths:
+        if path.resolve() in (home, *home.parents) if path.is_dir() else path.resolve().parent == home:
+            raise FirmError(f"{named(folder)} lies among the images of {named(path)}; name a folder apart from them")

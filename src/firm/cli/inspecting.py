@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from firm.cli.inputs import loaded
+from firm.cli.inputs import loaded, refuse_mixing
 from firm.cli.options import AsJson, Data, Device, Model, Strict, Threads
 from firm.cli.terminal import bar, counting, say, settle, show
 from firm.errors import FirmError, named
@@ -89,8 +89,7 @@ def _suspects(images: list[str], how: Preprocessing, maps: Path | None, *, stric
         return
     paths = [Path(name) for name in images]
     files = find_files(paths)
-    if maps is not None:
-        _refuse_mixing(maps, paths)
+    refuse_mixing(maps, paths)
     yield from _files(files, paths, how, strict=strict)
 
 
@@ -123,15 +122,6 @@ def _told(skipped: Skipped) -> list[str]:
     for _, reason in skipped:
         say(f"left out: {reason}")
     return [str(file) for file, _ in skipped]
-
-
-def _refuse_mixing(maps: Path, paths: list[Path]) -> None:
-    """Overlays among the images would replace them, or be scored as images the next time."""
-    home = maps.resolve()
-    for path in paths:
-        among = path.resolve() in (home, *home.parents) if path.is_dir() else path.resolve().parent == home
-        if among:
-            raise FirmError(f"--maps {maps} lies among the images of {path}; name a folder apart from them")
 
 
 def _scored(detector: Detector, some: _Some, maps: Path | None, advance: OnChunk) -> list[dict[str, Any]]:

@@ -1,0 +1,149 @@
+"""The verb that decides: inspect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from firm.cli.calibrating import sentences
+from firm.cli.inputs import refuse_mixing
+from firm.cli.options import AsJson, Device, Model, Strict, Threads
+from firm.cli.terminal import bar, counting, say, settle, show
+from firm.errors import FirmError, named
+
+if TYPE_CHECKING:
+    from firm.report.entry import Shown
+    from firm.report.inspection import Inspection
+    from firm.verdicts import Verdict
+
+UNREAD, REVIEWED, FAILED = 1, 3, 4  # exit codes; 0: all PASS, 2: a mistake in what was asked
+
+
+def inspect(
+    model: Model,
+    images: Annotated[list[Path], typer.Argument(help="Image files and folders.")],
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Write report.html, verdicts.csv and verdicts.jsonl into this folder."),
+    ] = None,
+    maps: Annotated[
+        Path | None, typer.Option(help="Write every image under its heat map into this folder, sub-folders kept.")
+    ] = None,
+    gallery: Annotated[int, typer.Option(min=0, help="The report shows so many images, the worst first.")] = 500,
+    device: Device = "cpu",
+    threads: Threads = 0,
+    strict: Strict = False,
+    as_json: AsJson = False,
+) -> None:
+    """Decide PASS, REVIEW or FAIL for every image, say where, and write a report.
+
+    The exit code is 0 if all PASS, 4 if any FAILs, 1 if one could not be read, 3 if some are for REVIEW, 2 if nothing
+    could be done.
+    """
+    from firm.data.folder import find_files
+    from firm.detector import Detector
+    from firm.report.inspection import Inspection
+
+    settle(device, threads)
+    files = find_files(images)
+    for folder in (report, maps):
+        refuse_mixing(folder, images)
+    detector = Detector.load(model, device=device)
+    if maps is not None and detector.localiser is None:
+        raise FirmError("this detector looks at whole images and has no heat maps; leave --maps out")
+    with bar("inspecting") as update:
+        batch = Inspection(detector, strict, on_image=counting(update, len(files)))
+        judged = _mapped(batch(files, explain=report is not None), files, images, maps)
+        told = list[str]()
+        page = _written(batch, _then(judged, batch, told), report, model, told, gallery)
+    for _, reason in batch.quarantined:
+        say(f"left out: {reason}")
+    if not batch.verdicts:
+        raise FirmError("none of the images could be read; see the lines above")
+    for sentence in told:
+        say(f"warning: {sentence}")
+    show(_values(batch, page), "\n".join(_lines(batch, page, maps)), as_json)
+    raise typer.Exit(exit_code(batch))
+
+
+def exit_code(batch: Inspection) -> int:
+    """The worst that happened, as a number for a script."""
+    counts = batch.counts()
+    if counts["FAIL"]:
+        return FAILED
+    return UNREAD if batch.quarantined else REVIEWED if counts["REVIEW"] else 0
+
+
+def _then(judged: Iterable[Shown], batch: Inspection, told: list[str]) -> Iterator[Shown]:
+    """The images, and once all are judged what is to be said of them together."""
+    yield from judged
+    moved = batch.drift()
+    if moved is not None and moved.sentence:
+        told.append(moved.sentence)
+
+
+def _mapped(judged: Iterable[Shown], files: list[Path], paths: list[Path], maps: Path | None) -> Iterator[Shown]:
+    """The images, each overlay written as it passes."""
+    from firm.report.heat import places, write_overlay
+
+    place = {str(file): where for file, where in zip(files, places(files, paths), strict=True)}
+    for one in judged:
+        if maps is not None:
+            write_overlay(maps / place[one.verdict.image], one.picture, one.heat, one.verdict.review)
+        yield one
+
+
+def _written(
+    batch: Inspection, judged: Iterable[Shown], report: Path | None, model: Path, told: list[str], gallery: int
+) -> Path | None:
+    """The report, or the images judged without one."""
+    from firm.report.page import write_page
+
+    if report is None:
+        for _ in judged:
+            pass
+        return None
+    by = batch.detector.decides
+    card = {"promises": [f"thresholds {by.source}", *sentences(by)], **batch.detector.card()}
+    return write_page(
+        report,
+        judged,
+        title=f"Inspection by {model.name}",
+        good_scores=by.scores,
+        quarantined=batch.quarantined,
+        card=card,
+        notes=told,
+        gallery=gallery,
+    )
+
+
+def _values(batch: Inspection, page: Path | None) -> dict[str, Any]:
+    moved = batch.drift()
+    return {
+        "report": None if page is None else str(page),
+        "counts": batch.counts(),
+        "images": [asdict(one) for one in batch.verdicts],
+        "left_out": [{"file": file, "reason": reason} for file, reason in batch.quarantined],
+        "drift": None if moved is None else asdict(moved) | {"sentence": moved.sentence},
+    }
+
+
+def _lines(batch: Inspection, page: Path | None, maps: Path | None) -> list[str]:
+    counts, by = batch.counts(), batch.detector.decides
+    lines = [_line(one) for one in batch.verdicts]
+    lines.append(
+        f"{len(batch.verdicts)} images: {counts['PASS']} PASS up to {by.review:.6g}, {counts['REVIEW']} REVIEW, "
+        f"{counts['FAIL']} FAIL above {by.fail:.6g}"
+    )
+    if maps is not None:
+        lines.append(f"heat maps, in colours from 0 to {2 * by.review:.6g}, are in {named(maps)}")
+    return lines if page is None else [*lines, f"look at {named(page)}"]
+
+
+def _line(one: Verdict) -> str:
+    where = f"  {len(one.regions)} regions" if one.regions else ""
+    return f"{one.verdict:<6}  {one.score:.6f}  {named(one.image)}{where}"

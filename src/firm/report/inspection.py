@@ -1,0 +1,77 @@
+"""A batch of files inspected one by one: verdicts, what could not be read, whether the batch as a whole has moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from firm.detector import Detector
+from firm.drift import Drift, drift, one_of_each
+from firm.errors import UnreadableImage
+from firm.explaining import most_similar
+from firm.images import resize
+from firm.report.entry import Shown
+from firm.report.heat import ends
+from firm.sisters import ENOUGH, sisters
+from firm.verdicts import Verdict
+
+COMPARED = 2000  # images among which photographs of one part are looked for: a hundred megabytes
+
+
+@dataclass
+class Inspection:
+    """What is remembered of a batch: verdicts and small copies, never a picture."""
+
+    detector: Detector
+    strict: bool = False  # stop at the first file that cannot be used
+    verdicts: list[Verdict] = field(default_factory=list)
+    quarantined: list[tuple[str, str]] = field(default_factory=list)
+    on_image: Callable[[int], None] | None = None
+    _small: list[Tensor] = field(default_factory=list)
+
+    def __call__(self, files: Iterable[Path], *, explain: bool = True) -> Iterator[Shown]:
+        """Each file judged as it is asked for; one that cannot be used is put aside with the reason."""
+        for file in files:
+            shown = self._judged(file, explain)
+            if self.on_image is not None:
+                self.on_image(1)
+            if shown is not None:
+                yield shown
+
+    def _judged(self, file: Path, explain: bool) -> Shown | None:
+        try:
+            found = self.detector.examine(file)
+        except UnreadableImage as error:
+            if self.strict:
+                raise
+            self.quarantined.append((str(file), str(error)))
+            return None
+        self.verdicts.append(found.verdict)
+        if len(self._small) < COMPARED:
+            self._small.append(resize(self.detector.preprocessing.read(found.picture), ENOUGH))
+        nearest = most_similar(self.detector, found) if explain else None
+        cold = np.full((1, 1), ends(found.verdict.review)[0], np.float32)
+        return Shown(found.verdict, found.picture, cold if found.heat is None else found.heat.numpy(), nearest)
+
+    def counts(self) -> dict[str, int]:
+        """How many images have each verdict, worst first."""
+        words = [one.verdict for one in self.verdicts]
+        return {word: words.count(word) for word in ("FAIL", "REVIEW", "PASS")}
+
+    def drift(self) -> Drift | None:
+        """The batch against the calibration; None where one of the two has no scores.
+
+        Of several photographs of one part one counts, as far as they are looked for: else a few parts seem many.
+        """
+        by = self.detector.decides
+        if not self.verdicts or not by.scores:
+            return None
+        scores = torch.tensor([one.score for one in self.verdicts], dtype=torch.float64)
+        if len(scores) == len(self._small):
+            scores = one_of_each(scores, sisters("inspected", torch.cat(self._small)))
+        return drift(scores, torch.tensor(by.scores, dtype=torch.float64), parts=torch.tensor(by.shown))
