@@ -28,10 +28,10 @@ def main(good: Path, suspects: Path) -> None:
     scores = detector.score(images)
     worst = scores.argsort(descending=True)[:16].tolist()
     for number in worst:
-        call = "anomalous" if scores[number] > limit.value else "normal"
+        call = "anomalous" if scores[number] > by.review else "normal"
         print(f"{scores[number]:.4f}  {call:9}  {files[number]}")
     shown = [Inspected(images[number].permute(1, 2, 0).numpy(), float(scores[number])) for number in worst]
-    draw_tray(shown, limit.value, Path("worst.png"), title=f"the worst of {suspects}")
+    draw_tray(shown, by.review, Path("worst.png"), title=f"the worst of {suspects}")
     print("look at worst.png")
 
 

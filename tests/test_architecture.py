@@ -47,6 +47,7 @@ ORDER = (
     "calibration",
     "calibration_file",
     "drift",
+    "watching",
     "verdicts",
     "leaks",
     "examples",

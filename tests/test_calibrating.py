@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import shutil
-import sys
-import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -16,9 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
+from commands import run
 from firm.calibration import Threshold, Wishes, of_threshold
 from firm.calibration_file import beside, read_calibration, write_calibration
-from firm.cli import main
 from firm.cli.calibrating import doubts
 from firm.data.drawn import write_folder
 from firm.data.folder import read_files
@@ -40,20 +36,6 @@ CHEAP = change(
      "encoder.head.hidden": (8,), "automatic": (), "memory.reach": 1, "tiling.size": 16, "tiling.stride": 16},
 )  # fmt: skip
 WHOLE = change(PARTS, {"training.epochs": 0, "training.batch": 8, "encoder.width": 8, "size": 32})
-
-
-def run(*arguments: str | Path) -> tuple[int, str, str]:
-    """A command within this process: its exit code, and what it said."""
-    out, err, code, before = io.StringIO(), io.StringIO(), 0, sys.argv
-    sys.argv = ["firm", *map(str, arguments)]
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
-            main()
-    except SystemExit as left:
-        code = left.code if isinstance(left.code, int) else 0
-    finally:
-        sys.argv = before
-    return code, out.getvalue(), err.getvalue()
 
 
 @pytest.fixture(scope="module")

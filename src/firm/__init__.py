@@ -13,6 +13,7 @@ The map in flow order:
     recipes      settings as values;              fitting       settings x images;   runs  a training's folder, resume
     calibration  thresholds and promises;         verdicts      PASS, REVIEW, FAIL, and where
     drift        has a batch moved as a whole;    leaks         copies of what was learnt
+    watching     images decided as they appear
     examples     pictures of good parts;          model_folder  a detector on disk;   restoring  built again from it
     metrics      of images;                       localisation  of pixels
     choosing     settings by good images;         foretelling   what a fit will take

@@ -91,7 +91,7 @@ class Run:
 
     def __iter__(self) -> Iterator[Progress]:
         saved_at, saved_step = time.monotonic(), self.state.step
-        with _asked_to_stop() as asked:
+        with asked_to_stop() as asked:
             began = time.process_time()
             for progress in train(self.state, self.task):
                 self.seconds += time.process_time() - began
@@ -146,7 +146,7 @@ def discard(folder: Path) -> None:
 
 
 @contextmanager
-def _asked_to_stop() -> Iterator[list[int]]:
+def asked_to_stop() -> Iterator[list[int]]:
     """A list that SIGTERM and SIGINT enter. Signals belong to the main thread; elsewhere it stays empty."""
     asked: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -162,10 +162,13 @@ def _asked_to_stop() -> Iterator[list[int]]:
 
 
 @contextmanager
-def claim(folder: Path) -> Iterator[bool]:
-    """True for the one process that may work in this folder; the claim dies with its owner."""
+def claim(folder: Path, name: str = "claim") -> Iterator[bool]:
+    """True for the one process that may work in this folder, or on what is claimed by that name in it.
+
+    The claim dies with its owner.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / "claim", os.O_CREAT | os.O_RDWR)
+    handle = os.open(folder / name, os.O_CREAT | os.O_RDWR)
     try:
         yield _locked(handle)
     finally:

@@ -13,6 +13,7 @@ from firm.cli.calibrating import sentences
 from firm.cli.inputs import refuse_mixing
 from firm.cli.options import AsJson, Device, Model, Strict, Threads
 from firm.cli.terminal import bar, counting, say, settle, show
+from firm.cli.watching import watch_folders
 from firm.errors import FirmError, named
 
 if TYPE_CHECKING:
@@ -33,6 +34,12 @@ def inspect(
     maps: Annotated[
         Path | None, typer.Option(help="Write every image under its heat map into this folder, sub-folders kept.")
     ] = None,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", help="Go on with every image that appears in the folders, each once; decisions go to --report."
+        ),
+    ] = False,
     gallery: Annotated[int, typer.Option(min=0, help="The report shows so many images, the worst first.")] = 500,
     device: Device = "cpu",
     threads: Threads = 0,
@@ -42,17 +49,22 @@ def inspect(
     """Decide PASS, REVIEW or FAIL for every image, say where, and write a report.
 
     The exit code is 0 if all PASS, 4 if any FAILs, 1 if one could not be read, 3 if some are for REVIEW, 2 if nothing
-    could be done.
+    could be done. A watch ends with 0 when it is asked to stop, and goes on where it was when it is started again.
     """
     from firm.data.folder import find_files
     from firm.detector import Detector
     from firm.report.inspection import Inspection
 
     settle(device, threads)
-    files = find_files(images)
     for folder in (report, maps):
         refuse_mixing(folder, images)
+    if watch and (report is None or maps is not None):
+        raise FirmError("--watch keeps its decisions and heat maps in the folder of --report; name that one alone")
     detector = Detector.load(model, device=device)
+    if watch and report is not None:
+        watch_folders(detector, images, report, as_json=as_json)
+        return
+    files = find_files(images)
     if maps is not None and detector.localiser is None:
         raise FirmError("this detector looks at whole images and has no heat maps; leave --maps out")
     with bar("inspecting") as update:

@@ -120,7 +120,7 @@ def find_files(paths: list[Path]) -> list[Path]:
 
     A sub-folder that may not be opened is among the files: reading it says so, and costs the others nothing.
     """
-    files = [file for path in paths for file in (_all_files(path) if os.path.isdir(path) else [path])]
+    files = [file for path in paths for file in (all_files(path) if os.path.isdir(path) else [path])]
     if not files:
         raise FirmError(f"there is no {', '.join(sorted(SUFFIXES))} file in {', '.join(map(named, paths))}")
     return files
@@ -166,25 +166,39 @@ def image_files(folder: Path) -> list[Path]:
     """
     if not folder.is_dir():
         raise FirmError(f"{named(folder)} is not a folder; give the folder that holds the images")
-    known = SUFFIXES | FOREIGN
-    return [file for file in _entries(folder) if file.suffix.lower() in known and not os.path.isdir(file)]
+    return _images(_entries(folder))
 
 
-def _entries(folder: Path) -> list[Path]:
-    """All that is in a folder and not hidden, in order of name."""
+def _entries(folder: Path) -> dict[Path, bool]:
+    """All that is in a folder and not hidden, in order of name, and whether it is a folder itself."""
     try:
         with os.scandir(folder) as found:
-            return sorted(folder / entry.name for entry in found if entry.name[0] != ".")
+            entries = sorted((entry for entry in found if entry.name[0] != "."), key=lambda entry: entry.name)
+            return {folder / entry.name: _is_folder(entry) for entry in entries}
     except OSError as error:
         raise FirmError(f"{named(folder)} cannot be listed ({error.strerror}); check its permissions") from error
 
 
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """As the listing itself says it: asking for every file again takes long in a large folder on a network share."""
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads in a circle, or where one may not look
+        return False
+
+
+def _images(entries: dict[Path, bool]) -> list[Path]:
+    known = SUFFIXES | FOREIGN
+    return [file for file, is_folder in entries.items() if not is_folder and file.suffix.lower() in known]
+
+
 def _folders(folder: Path) -> dict[str, Path]:
     """The folders in a folder by their names; none of one that is not there."""
-    return {inner.name: inner for inner in (_entries(folder) if folder.is_dir() else []) if os.path.isdir(inner)}
+    entries = _entries(folder) if folder.is_dir() else {}
+    return {inner.name: inner for inner, is_folder in entries.items() if is_folder}
 
 
-def _all_files(folder: Path) -> Iterator[Path]:
+def all_files(folder: Path) -> Iterator[Path]:
     """The images of a folder, then those of the folders in it; links may lead in circles, so each is entered once."""
     waiting, seen = [folder], set[str]()
     while waiting:
@@ -193,13 +207,14 @@ def _all_files(folder: Path) -> Iterator[Path]:
             continue
         seen.add(os.path.realpath(place))
         try:
-            yield from image_files(place)
+            entries = _entries(place)
         except FirmError:
             if place == folder:
                 raise
             yield place  # see find_files
             continue
-        waiting[:0] = _folders(place).values()
+        yield from _images(entries)
+        waiting[:0] = [inner for inner, is_folder in entries.items() if is_folder]
 
 
 def _test_folders(folder: Path) -> dict[str, Path]:
