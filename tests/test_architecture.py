@@ -46,6 +46,7 @@ ORDER = (
     "holdout",
     "calibration",
     "calibration_file",
+    "promises",
     "drift",
     "watching",
     "verdicts",

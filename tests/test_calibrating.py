@@ -15,7 +15,6 @@ from PIL import Image
 from commands import run
 from firm.calibration import Threshold, Wishes, of_threshold
 from firm.calibration_file import beside, read_calibration, write_calibration
-from firm.cli.calibrating import doubts
 from firm.data.drawn import write_folder
 from firm.data.folder import read_files
 from firm.detector import Detector
@@ -23,6 +22,7 @@ from firm.holdout import split
 from firm.images import decode
 from firm.leaks import copies
 from firm.model_folder import read_model
+from firm.promises import doubts
 from firm.recipes.presets import INSPECT, PARTS
 from firm.recipes.recipe import change, sparse
 from firm.storage import digest, save_tensors

@@ -111,7 +111,19 @@ def whole(plates: Path) -> Path:
 def test_help_names_every_verb() -> None:
     done = process("--help")
     assert done.returncode == 0
-    for verb in ("fit", "calibrate", "score", "evaluate", "card", "masks", "outliers", "fetch", "bench", "demo"):
+    for verb in (
+        "fit",
+        "calibrate",
+        "inspect",
+        "score",
+        "evaluate",
+        "card",
+        "masks",
+        "outliers",
+        "fetch",
+        "bench",
+        "demo",
+    ):
         assert f"\n  {verb} " in done.stdout
 
 
@@ -351,6 +363,17 @@ FOUND = Evaluation(
 )
 
 
+def test_verdicts_by_kind_and_copies_are_told() -> None:
+    counts = {"good": {"PASS": 39, "REVIEW": 1, "FAIL": 0}, "dent": {"PASS": 0, "REVIEW": 2, "FAIL": 10}}
+    lines = as_text("parts", replace(FOUND, confusion=counts, copies=3), 3.5, 2).splitlines()
+    assert lines[-5:-2] == [
+        "verdicts  PASS  REVIEW  FAIL  not passed",
+        "good      39    1       0     2.5 % (0.1 to 13.2)",
+        "dent      0     2       10    100.0 % (73.5 to 100.0)",
+    ]
+    assert lines[-1] == "warning: 3 of the test images look like copies of learnt ones; results look too good"
+
+
 def test_an_evaluation_is_told_line_by_line() -> None:
     assert as_text("parts", FOUND, 3.5, 2).splitlines() == [
         "parts: image AUROC 90.0 (89.0 to 91.0) on 30 images, 20 of them defective",
@@ -402,6 +425,17 @@ def test_evaluate_says_what_python_says(patches: Path, plates: Path) -> None:
     assert told["threshold"] == detector.limit
 
 
+def test_what_was_decided_wrongly_is_drawn(patches: Path, plates: Path, tmp_path: Path) -> None:
+    told = said("evaluate", patches, plates, "--report", tmp_path / "out")
+    called = {kind: sum(counts.values()) - counts["PASS"] for kind, counts in told["confusion"].items()}
+    missed = told["defective"] - sum(count for kind, count in called.items() if kind != "good")
+    names = ["roc.png"] + ["misses.png"] * bool(missed) + ["false-calls.png"] * bool(called["good"])
+    assert told["pictures"] == [str(tmp_path / "out" / name) for name in names]
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(names)
+    assert all(decode(picture).std() > 10 for picture in told["pictures"])
+    assert sum(told["confusion"]["good"].values()) == told["images"] - told["defective"]
+
+
 def test_tests_without_masks_and_broken_ones_are_counted(patches: Path, plates: Path, tmp_path: Path) -> None:
     shutil.copytree(plates / "test", tmp_path / "test")
     shutil.copytree(plates / "ground_truth", tmp_path / "ground_truth")
@@ -415,7 +449,7 @@ def test_tests_without_masks_and_broken_ones_are_counted(patches: Path, plates: 
     assert f"defective images without a mask: {dents}" in done.stderr
     assert f", {dents} of 6 masks unknown" in done.stdout
     assert "brightness alone " in done.stdout
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("dent ")]
+    line = next(line for line in done.stdout.splitlines() if line.startswith("dent "))
     assert line.split()[-2:] == ["-", "-"]
 
 
@@ -548,14 +582,14 @@ def test_the_card_is_json(patches: Path) -> None:
     assert json.loads(run("card", patches).stdout)["recipe"]["encoder"]["width"] == 8
 
 
-def test_the_demo_draws_a_tray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_writes_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(firm.data.drawn, "drawn", partial(drawn, train=12, good=12, bad=12))
     small = [setting for setting in WHOLE if not setting.startswith("--preset")]
     told = said("demo", "--out", tmp_path, "--product=label", *small)
-    pixels = decode(told["picture"])
-    assert pixels.shape[0] > 400
-    assert pixels.shape[1] > 800
-    assert pixels.std() > 30  # parts, not a blank page
+    assert told["report"] == str(tmp_path / "report.html")
+    assert Path(told["report"]).read_text().count('<li class="entry') == 24
+    assert len(list((tmp_path / "label").glob("*-good.png"))) == 12
+    assert (tmp_path / "label.firm" / "card.json").is_file()
 
 
 def test_foretelling_counts_the_images_that_are_learnt_from() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import itertools
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from firm.metrics import auroc, auroc_interval
 from firm.recipes.experiment import Experiment
 from firm.recipes.presets import FAST, INSPECT
 from firm.recipes.recipe import change
+from firm.report.evaluation import roc
 from firm.streams import stream
 from firm.types import FirmError, Located, OneClass, Truth
 
@@ -263,3 +265,43 @@ def test_a_benchmark_of_an_untrained_network_is_a_result(monkeypatch, tmp_path):
     assert result["final"].keys() == expected.keys()
     for name, found in expected.items():
         assert result["final"][name]["value"] == pytest.approx(found.value, abs=1e-4)
+
+
+def test_verdicts_are_counted_by_kind(tested):
+    images, anomalous, truth, said = tested
+    by = replace(of_threshold(Threshold(0.5, 0.1, 10), "m", maps=True), fail=0.9)
+    found = evaluate_detector(replace(oracle(said), calibration=by), images, anomalous, truth)
+    assert list(found.confusion) == ["good", "dent", "scratch"]
+    for kind, counts in found.confusion.items():
+        scores = [float(one) for one, is_kind in zip(said.scores, truth.kinds, strict=True) if is_kind == kind]
+        low, high = (sum(one <= limit for one in scores) for limit in (0.5, 0.9))
+        assert counts == {"PASS": low, "REVIEW": high - low, "FAIL": len(scores) - high}
+    plain = evaluate_detector(oracle(said), images, anomalous, None).confusion
+    assert {kind: sum(counts.values()) for kind, counts in plain.items()} == {"good": 10, "defective": 10}
+    unset = evaluate_detector(replace(oracle(said), calibration=None), images, anomalous, truth)
+    assert (unset.confusion, unset.caught, unset.false_calls) == ({}, 0.0, 0.0)
+
+
+def test_learnt_images_in_the_test_set_are_counted(tested):
+    _, anomalous, truth, said = tested
+    smooth = torch.nn.functional.interpolate(torch.rand(40, 3, 3, 3) * 255, size=SIDE, mode="bilinear").byte()
+    among = torch.cat([smooth[:5], smooth[20:35]])
+    among[:, 0, 0, 0] = torch.arange(20)
+    known = smooth[:20].clone()
+    known[:5, 0, 0, 0] = torch.arange(5)
+    assert evaluate_detector(oracle(said, known=known), among, anomalous, truth).copies == 5
+
+
+def test_the_roc_is_that_of_every_threshold():
+    rng = contracts.generator(3)
+    scores = torch.randint(0, 8, (40,), generator=rng).double()  # with ties
+    anomalous = torch.rand(40, generator=rng) < 0.4
+    points = roc(scores, anomalous)
+    assert points[0].tolist() == [0, 0]
+    assert points[-1].tolist() == [1, 1]
+    for (false, true), limit in zip(points[1:], sorted(set(scores.tolist()), reverse=True), strict=True):
+        called = scores >= limit
+        assert false == pytest.approx(float(called[~anomalous].double().mean()))
+        assert true == pytest.approx(float(called[anomalous].double().mean()))
+    area = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in itertools.pairwise(points))
+    assert area == pytest.approx(auroc_interval(scores, anomalous).value)

@@ -35,8 +35,8 @@ def test_the_five_lines_of_python_run(workshop: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=workshop)
     assert done.returncode == 0, done.stderr
-    assert "Threshold(" in done.stdout
-    assert (workshop / "parts.firm").is_file()
+    assert "Calibration(" in done.stdout
+    assert (workshop / "parts.firm" / "card.json").is_file()
 
 
 def test_the_three_lines_of_shell_run(workshop: Path) -> None:

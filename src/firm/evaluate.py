@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
+from firm.calibration import FAIL, PASS, REVIEW, Calibration
+from firm.data.folder import GOOD
 from firm.detector import Detector
 from firm.encoder import ResNet18
 from firm.images import Preprocessing
-from firm.leaks import thumbnails
+from firm.leaks import copies, thumbnails
 from firm.localisation import Localisation, localisation
 from firm.metrics import Interval, auroc, auroc_interval
 from firm.scores import Scoring, fit_scorings, reference_features, score_images
@@ -82,6 +85,8 @@ class Evaluation:
     caught: float
     false_calls: float
     trivial: Trivial
+    confusion: dict[str, dict[str, int]] = field(default_factory=dict)  # kind -> verdict -> images
+    copies: int = 0  # test images that were learnt from, as far as thumbnails tell
 
 
 def evaluate_detector(
@@ -117,7 +122,7 @@ def evaluation(
     for name in names:
         of_kind = torch.tensor([kind == name for kind in truth.kinds]) if truth else anomalous
         kinds[name] = _kind(found, anomalous, truth, ~anomalous | of_kind)
-    above = found.scores > detector.limit
+    above = found.scores > (math.inf if detector.calibration is None else detector.limit)
     return Evaluation(
         images=len(images),
         overall=_kind(found, anomalous, truth, torch.ones_like(anomalous)),
@@ -125,7 +130,24 @@ def evaluation(
         caught=float(above[anomalous].float().mean()),
         false_calls=float(above[~anomalous].float().mean()),
         trivial=trivial(images, anomalous, detector.thumbnails),
+        confusion=_confusion(detector.calibration, found.scores, anomalous, truth),
+        copies=int(copies(images, detector.thumbnails).sum()),
     )
+
+
+def _confusion(
+    by: Calibration | None, scores: Float[Tensor, " m"], anomalous: Bool[Tensor, " m"], truth: Truth | None
+) -> dict[str, dict[str, int]]:
+    """How many images of each kind have each verdict, the good ones first; empty without a calibration."""
+    if by is None:
+        return {}
+    kinds = ["defective" if bad else GOOD for bad in anomalous.tolist()] if truth is None else list(truth.kinds)
+    said = [by.verdict(score) for score in scores.tolist()]
+    order = sorted(set(kinds), key=lambda kind: (kind != GOOD, kind))
+    return {
+        kind: {word: sum(one == (kind, word) for one in zip(kinds, said, strict=True)) for word in (PASS, REVIEW, FAIL)}
+        for kind in order
+    }
 
 
 def trivial(images: UInt8[Tensor, "m c h w"], anomalous: Bool[Tensor, " m"], known: UInt8[Tensor, "n s s"]) -> Trivial:

@@ -13,9 +13,10 @@ import warnings
 import typer
 
 from firm.cli.calibrating import calibrate
+from firm.cli.demonstration import demo
 from firm.cli.inspecting import card, evaluate, score
 from firm.cli.judging import inspect
-from firm.cli.learning import demo, fit
+from firm.cli.learning import fit
 from firm.cli.looking import masks, outliers
 from firm.cli.research import bench, fetch
 from firm.cli.terminal import say

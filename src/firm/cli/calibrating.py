@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +15,6 @@ from firm.errors import FirmError, named
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from firm.calibration import Calibration, Misses, Promise, Rate
     from firm.images import Preprocessing
 
 
@@ -44,6 +42,7 @@ def calibrate(
     from firm.calibration import Wishes
     from firm.calibration_file import beside, to_json, write_calibration
     from firm.detector import Detector
+    from firm.promises import doubts, sentences
 
     settle(device, threads)
     wishes = Wishes(false_calls=false_calls, fail=fail, misses=misses, fail_at=fail_at, review_at=review_at)
@@ -93,59 +92,3 @@ def _defects(folder: Path, how: Preprocessing, *, strict: bool) -> tuple[Tensor,
     if not len(images):
         raise FirmError(f"none of the defects in {named(folder)} could be read; see the lines above")
     return images, [str(file) for file, _ in skipped]
-
-
-def sentences(found: Calibration) -> list[str]:
-    """What it decides and what that promises."""
-    lines = [
-        f"PASS up to {found.review:.6g}, REVIEW up to {found.fail:.6g}, FAIL above",
-        f"good parts: {_promised(found.reviewed)} for REVIEW or FAIL, {_promised(found.failed)} FAIL",
-    ]
-    if found.pixel is not None and found.marked is not None:
-        lines.append(f"regions: heat above {found.pixel:.6g}, in {_promised(found.marked)} of good parts")
-    if found.misses is not None:
-        lines.append(f"defects: {_counted(found.misses.unfailed)} do not FAIL, {_counted(found.misses.passed)} PASS")
-    return lines
-
-
-def doubts(found: Calibration) -> list[str]:
-    """What was wished and cannot be had, with what it would take."""
-    told = [
-        _too_few(found, name, promise)
-        for name, promise in (("FAIL", found.failed), ("REVIEW", found.reviewed))
-        if promise.broken
-    ]
-    if found.review == found.fail:
-        told.append("review and fail are the same threshold, so nothing is for REVIEW")
-    if found.misses is not None and found.misses.too_many:
-        told.append(_missed(found.misses, found.failed))
-    return told
-
-
-def _promised(promise: Promise) -> str:
-    return f"at most {100 * promise.kept:.1f} %"
-
-
-def _counted(rate: Rate) -> str:
-    share = f"{100 * rate.count / rate.of:.1f} %, 95 % interval {100 * rate.low:.1f} to {100 * rate.high:.1f}"
-    return f"{rate.count} of {rate.of} ({share})"
-
-
-def _too_few(found: Calibration, name: str, promise: Promise) -> str:
-    wished = promise.wished or 0.0
-    things, shown = ("parts", found.parts) if found.parts < found.images else ("images", found.images)
-    return (
-        f"{shown} good {things} cannot promise {100 * wished:g} % for {name}: the lowest honest rate is "
-        f"{100 * promise.kept:.1f} %, and {100 * wished:g} % takes {math.ceil(1 / wished - 1e-9) - 1}"
-    )
-
-
-def _missed(misses: Misses, failed: Promise) -> str:
-    assert misses.wished is not None
-    assert misses.enough is not None
-    assert misses.price is not None
-    wish = f"at most {100 * misses.wished:g} % misses cannot be had with {_promised(failed)} false calls"
-    return (
-        f"{wish}, which are kept; it takes a fail threshold of {misses.enough:.6g}, "
-        f"at which up to {100 * misses.price:.1f} % of good parts FAIL"
-    )

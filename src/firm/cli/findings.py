@@ -24,7 +24,8 @@ def as_text(data: str, found: Evaluation, limit: float, unmarked: int | None) ->
         f"{100 * found.caught:.1f} % of the anomalies caught",
         f"{100 * found.false_calls:.1f} % false calls",
     )
-    return "\n".join([*lines, f"at the threshold {limit:.6g}: {caught}, {false}", *_trivial(found.trivial)])
+    lines += [f"at the threshold {limit:.6g}: {caught}, {false}", *_confusion(found.confusion)]
+    return "\n".join([*lines, *_trivial(found.trivial), *_leak(found)])
 
 
 def as_values(data: str, found: Evaluation, limit: float, unmarked: int | None) -> dict[str, Any]:
@@ -42,6 +43,8 @@ def as_values(data: str, found: Evaluation, limit: float, unmarked: int | None) 
         "threshold": limit,
         "caught": found.caught,
         "false_calls": found.false_calls,
+        "confusion": found.confusion,
+        "copies": found.copies,
         "trivial": asdict(found.trivial) | {"suspicious": found.trivial.suspicious},
     }
 
@@ -73,12 +76,37 @@ def _where(overall: Kind, unmarked: int | None) -> list[str]:
 
 
 def _table(kinds: dict[str, Kind]) -> list[str]:
-    """A line per kind of defect, the columns one below the other."""
-    if not kinds:
-        return []
-    rows = [HEADINGS, *(_row(name, kind) for name, kind in kinds.items())]
+    """A line per kind of defect."""
+    return _columns([HEADINGS, *(_row(name, kind) for name, kind in kinds.items())]) if kinds else []
+
+
+def _columns(rows: list[tuple[str, ...]]) -> list[str]:
+    """Cells one below the other."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _confusion(counts: dict[str, dict[str, int]]) -> list[str]:
+    """Verdicts by kind, and what part of the kind does not PASS, with its exact interval."""
+    from firm.calibration import rate_of
+
+    if not counts:
+        return []
+    words = tuple(next(iter(counts.values())))
+    rows: list[tuple[str, ...]] = [("verdicts", *words, "not passed")]
+    for kind, said in counts.items():
+        rate = rate_of(sum(said.values()) - said["PASS"], sum(said.values()))
+        part = f"{100 * rate.count / rate.of:.1f} % ({100 * rate.low:.1f} to {100 * rate.high:.1f})"
+        rows.append((kind, *(str(said[word]) for word in words), part))
+    return _columns(rows)
+
+
+def _leak(found: Evaluation) -> list[str]:
+    if not found.copies:
+        return []
+    return [
+        f"warning: {found.copies} of the test images look like copies of learnt ones; results look too good"
+    ]
 
 
 def _row(name: str, kind: Kind) -> tuple[str, ...]:

@@ -147,6 +147,9 @@ def _scored(detector: Detector, some: _Some, maps: Path | None, advance: OnChunk
 def evaluate(
     model: Model,
     data: Data,
+    report: Annotated[
+        Path | None, typer.Option(help="Write the ROC, misses and false calls as pictures into this folder.")
+    ] = None,
     device: Device = "cpu",
     threads: Threads = 0,
     strict: Strict = False,
@@ -154,22 +157,26 @@ def evaluate(
 ) -> None:
     """Measure a detector on labelled images.
 
-    AUROC of images and pixels and AUPRO, with 95 % bootstrap intervals, over all defects and for each kind.
+    AUROC of images and pixels and AUPRO, with 95 % bootstrap intervals, over all defects and for each kind; verdicts
+    by kind, with exact intervals.
     """
     from firm.cli.findings import as_text, as_values
     from firm.detector import Detector
-    from firm.evaluate import evaluate_detector
+    from firm.evaluate import evaluation, look
+    from firm.report.evaluation import write_pictures
 
     settle(device, threads)
     detector = Detector.load(model, device=device)
     images, anomalous, truth, left_out = _labelled(data, detector.preprocessing, strict=strict)
     with bar("scoring") as update:
-        found = evaluate_detector(detector, images, anomalous, truth, counting(update, len(images)))
+        seen = look(detector, images, counting(update, len(images)))
+    found = evaluation(detector, seen, images, anomalous, truth)
+    pictures = [] if report is None else write_pictures(report, seen, images, anomalous, truth, detector.decides)
     unmarked = None if truth is None else int((anomalous & ~truth.known).sum())
     limit = detector.limit
-    show(
-        as_values(data, found, limit, unmarked) | {"left_out": left_out}, as_text(data, found, limit, unmarked), as_json
-    )
+    told = as_values(data, found, limit, unmarked) | {"left_out": left_out, "pictures": [str(one) for one in pictures]}
+    lines = [as_text(data, found, limit, unmarked), *(f"look at {named(one)}" for one in pictures)]
+    show(told, "\n".join(lines), as_json)
     if left_out:
         raise typer.Exit(1)
 

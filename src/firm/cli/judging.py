@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from firm.cli.calibrating import sentences
 from firm.cli.inputs import refuse_mixing
 from firm.cli.options import AsJson, Device, Model, Strict, Threads
 from firm.cli.terminal import bar, counting, say, settle, show
@@ -71,7 +71,11 @@ def inspect(
         batch = Inspection(detector, strict, on_image=counting(update, len(files)))
         judged = _mapped(batch(files, explain=report is not None), files, images, maps)
         told = list[str]()
-        page = _written(batch, _then(judged, batch, told), report, model, told, gallery)
+        page = None
+        if report is None:
+            deque(_then(judged, batch, told), maxlen=0)  # judged, and nothing kept
+        else:
+            page = batch.write(report, _then(judged, batch, told), model=model.name, notes=told, gallery=gallery)
     for _, reason in batch.quarantined:
         say(f"left out: {reason}")
     if not batch.verdicts:
@@ -107,30 +111,6 @@ def _mapped(judged: Iterable[Shown], files: list[Path], paths: list[Path], maps:
         if maps is not None:
             write_overlay(maps / place[one.verdict.image], one.picture, one.heat, one.verdict.review)
         yield one
-
-
-def _written(
-    batch: Inspection, judged: Iterable[Shown], report: Path | None, model: Path, told: list[str], gallery: int
-) -> Path | None:
-    """The report, or the images judged without one."""
-    from firm.report.page import write_page
-
-    if report is None:
-        for _ in judged:
-            pass
-        return None
-    by = batch.detector.decides
-    card = {"promises": [f"thresholds {by.source}", *sentences(by)], **batch.detector.card()}
-    return write_page(
-        report,
-        judged,
-        title=f"Inspection by {model.name}",
-        good_scores=by.scores,
-        quarantined=batch.quarantined,
-        card=card,
-        notes=told,
-        gallery=gallery,
-    )
 
 
 def _values(batch: Inspection, page: Path | None) -> dict[str, Any]:

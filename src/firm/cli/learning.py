@@ -1,15 +1,13 @@
-"""Verbs that learn: fit, demo."""
+"""The verb that learns: fit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from firm.cli.calibrating import doubts, sentences
 from firm.cli.inputs import depth_of, loaded, preset_for, recipe_of, side_for
 from firm.cli.options import (
     AsJson,
@@ -25,11 +23,8 @@ from firm.cli.options import (
     Strict,
     Threads,
 )
-from firm.cli.terminal import Update, bar, percent, say, settle, show
+from firm.cli.terminal import Update, bar, say, settle, show
 from firm.errors import FirmError, named
-
-# the drawn parts are half as large as photographs are taken to be: finer places, and as many steps
-DEMO = ("training.epochs=120", "tiling.stride=8", "memory.reach=2")
 
 if TYPE_CHECKING:
     from firm.runs import Run
@@ -58,6 +53,7 @@ def fit(
     from firm.detector import Detector
     from firm.foretelling import foretell
     from firm.model_folder import check_target
+    from firm.promises import doubts, sentences
     from firm.runs import claim, discard
 
     settle(device, threads)
@@ -80,7 +76,7 @@ def fit(
             false_calls=false_calls,
             fail=fail,
             checkpoint_seconds=checkpoint_seconds,
-            on_progress=_watched(update),
+            on_progress=watched(update),
             on_choice=say,
             on_images=update,
         )
@@ -101,54 +97,9 @@ def _with_encoder(settings: list[str] | None, encoder: str | None) -> list[str]:
     return [*([f"pretrained.name={encoder}"] if encoder else []), *(settings or [])]
 
 
-def demo(
-    out: Annotated[Path, typer.Option(help="Where model and picture are written.")] = Path("demo"),
-    product: Annotated[str, typer.Option(help="plate, weave or label.")] = "plate",
-    settings: Settings = None,
-    seed: Seed = 0,
-    device: Device = "cpu",
-    threads: Threads = 1,  # the same tray on every machine
-    as_json: AsJson = False,
-) -> None:
-    """Fit on drawn parts and draw an inspected tray."""
-    from firm.data.drawn import drawn
-    from firm.detector import Detector
-    from firm.evaluate import evaluation, look
-    from firm.report.tray import Inspected, draw_tray, mixed
+def watched(update: Update) -> Callable[[Progress, Run], None]:
+    """Moves a bar on by the steps of a training, with the loss beside it."""
 
-    settle(device, threads)
-    out.mkdir(parents=True, exist_ok=True)
-    data, parts = drawn(product, seed=seed)
-    recipe = recipe_of("inspect", [*DEMO, *(settings or [])])
-    with bar(f"learning {product}") as update:
-        watch = _watched(update)
-        detector = Detector.fit(
-            data, recipe=recipe, seed=seed, device=device, holdout=0.2, on_progress=watch, on_choice=say
-        )
-    model, picture = out / f"{product}.firm", out / f"{product}-tray.png"
-    detector.save(model)
-    located = look(detector, data.test)
-    scores, heats = located.scores, [one.numpy() if one.numel() else None for one in located.maps]
-    tray = [
-        Inspected(part.image, float(value), part.defect, heat)
-        for part, value, heat in zip(parts, scores, heats, strict=True)
-    ]
-    shown = mixed(tray)
-    draw_tray(shown, detector.limit, picture, title=f"{product}: {len(shown)} of {len(tray)} inspected parts")
-    found = evaluation(detector, located, data.test, data.anomalous, data.truth).overall
-    above = scores > detector.limit
-    caught, false = int((above & data.anomalous).sum()), int((above & ~data.anomalous).sum())
-    bad = int(data.anomalous.sum())
-    where = "" if found.localisation is None else f", of its pixels {percent(found.localisation.pixel_auroc)}"
-    show(
-        {"picture": str(picture), **asdict(found), "caught": caught, "bad": bad, "false_calls": false},
-        f"{product}: {caught} of {bad} bad parts called, {false} of {len(tray) - bad} good parts called falsely\n"
-        f"AUROC {percent(found.auroc)}{where}\nlook at {picture}; the detector is {model}",
-        as_json,
-    )
-
-
-def _watched(update: Update) -> Callable[[Progress, Run], None]:
     def watch(progress: Progress, run: Run) -> None:
         loss = f"loss {run.history.lines[-1]['loss']:.3f}" if run.history.lines else ""
         update(progress.step, progress.steps, loss)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,8 +15,10 @@ from firm.drift import Drift, drift, one_of_each
 from firm.errors import UnreadableImage
 from firm.explaining import most_similar
 from firm.images import resize
+from firm.promises import sentences
 from firm.report.entry import Shown
 from firm.report.heat import ends
+from firm.report.page import GALLERY, write_page
 from firm.sisters import ENOUGH, sisters
 from firm.verdicts import Verdict
 
@@ -75,3 +77,19 @@ class Inspection:
         if len(scores) == len(self._small):
             scores = one_of_each(scores, sisters("inspected", torch.cat(self._small)))
         return drift(scores, torch.tensor(by.scores, dtype=torch.float64), parts=torch.tensor(by.shown))
+
+    def write(
+        self, folder: Path, judged: Iterable[Shown], *, model: str, notes: Sequence[str] = (), gallery: int = GALLERY
+    ) -> Path:
+        """The report of what is judged meanwhile; `notes` may still grow until the last image is."""
+        by = self.detector.decides
+        return write_page(
+            folder,
+            judged,
+            title=f"Inspection by {model}",
+            good_scores=by.scores,
+            quarantined=self.quarantined,
+            card={"promises": [f"thresholds {by.source}", *sentences(by)], **self.detector.card()},
+            notes=notes,
+            gallery=gallery,
+        )
