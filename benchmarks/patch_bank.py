@@ -55,6 +55,14 @@ def compare_places(good: torch.Tensor, suspects: torch.Tensor) -> None:
         print(f"{described(near)}, reach {reach}: everywhere / near its place = {all_of_it / part:.1f}")
 
 
+def compare_company(good: torch.Tensor, suspects: torch.Tensor) -> None:
+    near = bank_of(good, Memory(reach=1))
+    one_by_one, together = in_turn(
+        ROUNDS[len(good)], lambda: [near.score(one[None]) for one in suspects], lambda: near.score(suspects)
+    )
+    print(f"{described(near)}, reach 1: {len(suspects)} images one by one / together = {one_by_one / together:.1f}")
+
+
 def described(bank: Bank) -> str:
     return f"{len(bank.vectors):,} x {bank.vectors.shape[1]}"
 
@@ -73,6 +81,7 @@ def main() -> None:
                 compare_with_faiss(good, suspects, arguments.threads)
     good, suspects = features(BANKS[1], DIMENSIONS[0], 0), features(IMAGES, DIMENSIONS[0], 1)
     compare_places(good, suspects)
+    compare_company(good, suspects)
     bank = bank_of(features(BANKS[2], DIMENSIONS[0], 0), Memory())
     queries = unit(suspects.flatten(0, 2))
     rows, blocks = in_turn(1, lambda: nearest(queries, bank.vectors, 1), lambda: bank.score(suspects))

@@ -32,6 +32,7 @@ CHECKED = [
         "outliers",
         "replay",
         "scores",
+        "search",
         "tiling",
         "training",
         "views",

@@ -37,6 +37,7 @@ ORDER = (
     "memory",
     "scores",
     "coreset",
+    "search",
     "bank",
     "localiser",
     "recipes",

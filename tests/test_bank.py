@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import contracts
 import oracles
 from firm import bank as module
-from firm import coreset
+from firm import coreset, search
 from firm.bank import METRICS, Bank, Memory, cost, fit_bank, leave_one_out, statistics
 from firm.coreset import CHOICES
 from firm.memory import nearest, unit
@@ -99,6 +99,7 @@ def test_scores_are_those_of_loops(memory, n, block, queries):
     good, suspect = features(n, 2, 4, dim=4), features(2, 2, 4, dim=4, seed=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "BLOCK", block)
+        patch.setattr(search, "BLOCK", block)
         patch.setattr(module, "QUERIES", queries)
         bank = fit_bank(good, memory, rng=contracts.generator())
         scores = bank.score(suspect)
@@ -113,6 +114,7 @@ def test_leave_one_out_is_that_of_loops(memory, n, block, queries):
     good = features(n, 2, 4, dim=4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "BLOCK", block)
+        patch.setattr(search, "BLOCK", block)
         patch.setattr(module, "QUERIES", queries)
         bank = fit_bank(good, memory, rng=contracts.generator())
         if len(bank.image) - int(bank.image.bincount().max()) < memory.k:
@@ -160,6 +162,18 @@ def test_a_cell_without_patches_within_reach_reaches_further():
     left, right = vectors[0].expand(1, 1, 5, 2), vectors[1].expand(1, 1, 5, 2)
     assert bank.score(left).tolist() == [[[0, 0, 0, 1, 1]]]
     assert bank.score(right).tolist() == [[[1, 1, 0, 0, 0]]]
+
+
+@pytest.mark.parametrize("reach", [-1, 1])
+def test_what_is_visited_is_found_once_for_a_bank(reach):
+    """As often as it is asked it is read as a whole; where it is read is the same every time."""
+    bank = fitted(features(4), reach=reach)
+    before = bank.visits
+    first, again = bank.score(features(2, seed=1)), bank.score(features(2, seed=1))
+    assert bank.visits is before
+    assert torch.equal(first, again)
+    read = [row for rows, _ in before for row in range(rows.start, rows.stop)]
+    assert read == list(range(48))
 
 
 def test_scores_do_not_depend_on_company_or_scale():
@@ -291,6 +305,7 @@ def test_weights_are_those_of_loops(memory, reweight, n, block, seed):
     good, suspect = features(n, 2, 4, dim=4, seed=seed), features(2, 2, 4, dim=4, seed=seed + 100)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "BLOCK", block)
+        patch.setattr(search, "BLOCK", block)
         bank = fit_bank(good, replace(memory, reweight=reweight), rng=contracts.generator())
         found = weighed(bank, suspect)
     known = good.flatten(0, 2)[kept(bank)].tolist()
@@ -509,6 +524,7 @@ class Largest(TorchDispatchMode):
 )
 def test_memory_grows_with_the_patches_not_with_their_pairs(settings, monkeypatch):
     monkeypatch.setattr(module, "BLOCK", 128)
+    monkeypatch.setattr(search, "BLOCK", 128)
     monkeypatch.setattr(coreset, "BLOCK", 128)
     monkeypatch.setattr(coreset, "POINTS", 256)
     monkeypatch.setattr(module, "QUERIES", 256)

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from firm.detector import Detector
+from firm.detector import Detector, as_data
+from firm.foretelling import foretell
 from firm.holdout import split, wanted
 from firm.model_folder import CARD, read_model, write_model
 from firm.recipes.presets import PARTS
 from firm.recipes.recipe import Recipe, change
 from firm.scores import SCORINGS
+from firm.sisters import sisters
 from firm.types import FirmError
 
 
@@ -213,6 +215,19 @@ def test_the_promise_holds_for_new_parts_where_each_was_photographed_six_times(m
     assert all(0.15 < promise <= 0.2 for promise, _ in made)
     assert sum(calls for _, calls in made) / 8 == pytest.approx(0.2, abs=0.1)  # forty parts scatter by 0.07 each
     assert all(promise == pytest.approx(0.2, abs=0.005) and calls > 0.9 for promise, calls in naive)
+
+
+def test_parts_that_are_known_are_not_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    images, untrained = photographs(12, 3, seed=0), change(SMALL, {"training.epochs": 0})
+    found, told = Detector.fit(images, recipe=untrained), foretell(untrained, as_data(images))
+    parts = sisters("images", images)
+    assert len(parts.unique()) == 12
+    monkeypatch.delattr("firm.detector.sisters")
+    monkeypatch.delattr("firm.foretelling.sisters")
+    given = Detector.fit(images, recipe=untrained, parts=parts)
+    assert given.decides == found.decides
+    assert torch.equal(given.score(images), found.score(images))
+    assert foretell(untrained, as_data(images), parts=parts) == told
 
 
 def test_grey_images_of_another_size_are_fine() -> None:

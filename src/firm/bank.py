@@ -1,15 +1,15 @@
 """The bank of normal patches: scores of patches by their nearest neighbours, everywhere or near their own place.
 
-The search is exact: matrix products of blocks that fit in the cache, with the largest cosines so far beside them. Over
-a hundred thousand patches that takes half the time of whole rows of cosines (`benchmarks/patch_bank.py`).
+The search is exact (`search.py`). Over a hundred thousand patches it takes half the time of whole rows of cosines
+(`benchmarks/patch_bank.py`).
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,10 +18,10 @@ from torch.nn import functional as F
 
 from firm.coreset import CHOICES, Step
 from firm.memory import unit
+from firm.search import BLOCK, Places, Visit, largest_products
 from firm.types import FirmError
 
-BLOCK = 1024  # rows and queries of one matrix product: 4 MB of cosines
-QUERIES = 4096  # patches looked up before the bank is read again
+QUERIES = 16384  # patches looked up before the bank is read again
 FEW = 10  # images below which a place has too few scores for statistics of its own
 SMALLEST = 1e-6  # deviation: ten times what float32 leaves of a cosine of one
 METRICS = ("cosine", "l2")
@@ -128,6 +128,15 @@ class Bank:
     mean: Float[Tensor, "r c"]  # of the scores of good images; 0 and 1 without standardise
     deviation: Float[Tensor, "r c"]
 
+    @property
+    def places(self) -> Places:
+        return Places(self.image, self.cell, self.shape)
+
+    @cached_property
+    def visits(self) -> list[Visit]:
+        """Which patches each cell is compared with: found once, however often the bank is asked."""
+        return self.places.visits(self.memory.reach, self.memory.k, apart=False)
+
     def score(self, features: Float[Tensor, "n r c d"]) -> Float[Tensor, "n r c"]:
         """Equation 6, negated, for every patch: one less the mean of its k largest cosines, or the mean of the k least
         distances; standardised if asked.
@@ -146,10 +155,12 @@ class Bank:
         d* is the distance to the nearest normal patch, and the sum is over that one and those nearest to it, in all
         `memory.reweight`: beside a normal patch that is rare a distance counts more than in a crowd.
         """
-        reaches = None if self.memory.reach < 0 else _reaches(self, apart=False).flatten()[cells]
+        reaches = None
+        if self.memory.reach >= 0:
+            reaches = self.places.reaches(self.memory.reach, self.memory.k, apart=False).flatten()[cells]
         at_once = min(BLOCK, max(1, BLOCK * BLOCK // len(self.vectors)))
         parts = [
-            _weights(self, patches[part], None if reaches is None else _within(self, cells[part], reaches[part]))
+            _weights(self, patches[part], None if reaches is None else self.places.within(cells[part], reaches[part]))
             for part in torch.arange(len(patches)).split(at_once)
         ]
         return torch.cat(parts)
@@ -159,8 +170,8 @@ class Bank:
         asked = torch.tensor([cell])
         products = self.memory.queries(patch[None]) @ self.vectors.T
         if self.memory.reach >= 0:
-            near = _within(self, asked, _reaches(self, apart=False).flatten()[asked])
-            products = products.masked_fill(~near, -math.inf)
+            reach = self.places.reaches(self.memory.reach, self.memory.k, apart=False).flatten()[asked]
+            products = products.masked_fill(~self.places.within(asked, reach), -math.inf)
         return int(self.image[products.argmax()]), int(self.cell[products.argmax()])
 
     def tensors(self) -> dict[str, Tensor]:
@@ -288,85 +299,29 @@ def _scores(
             f"features {tuple(grid)} do not fit a bank of {(*bank.shape, dim)}; "
             "use the encoder, image size and tiling it was fitted with"
         )
-    visits = list(_visits(bank, owner is not None))
+    visits = bank.visits if owner is None else bank.places.visits(bank.memory.reach, bank.memory.k, apart=True)
     result = torch.empty(n, *bank.shape)
-    images = max(1, QUERIES // math.prod(bank.shape))
+    images = min(BLOCK, max(1, QUERIES // math.prod(bank.shape)))
     for begin in range(0, n, images):
-        part = features[begin : begin + images]
-        queries = bank.memory.queries(part.flatten(0, 2)).unflatten(0, (len(part), -1))
-        largest = _largest_cosines(bank, visits, queries, None if owner is None else owner[begin : begin + images])
-        away = bank.memory.distances(queries.flatten(0, 1), largest.flatten(0, 1)).mean(1)
-        result[begin : begin + images] = away.view(len(part), *bank.shape)
+        part = slice(begin, min(begin + images, n))
+        owners = None if owner is None else (owner[part], bank.image)
+        result[part] = _distances(bank, visits, features[part], owners)
         if on_images is not None:
-            on_images(begin + len(part))
+            on_images(part.stop)
     return result
 
 
-Visit = tuple[slice, Tensor | slice]  # rows of the bank, and the cells whose patches are compared with them
-
-
-def _visits(bank: Bank, apart: bool) -> Iterator[Visit]:
-    """Every row of the bank once, so that it is read once: in blocks for all cells, or cell by cell for those near."""
-    if bank.memory.reach < 0:
-        yield from ((slice(begin, begin + BLOCK), slice(None)) for begin in range(0, len(bank.cell), BLOCK))
-        return
-    ends = bank.cell.bincount(minlength=math.prod(bank.shape)).cumsum(0).tolist()
-    lookers = _lookers(_reaches(bank, apart).tolist())
-    for begin, end, cells in zip([0, *ends[:-1]], ends, lookers, strict=True):
-        if begin < end:
-            yield slice(begin, end), torch.tensor(cells)
-
-
-def _lookers(reach: list[list[int]]) -> list[list[int]]:
-    """For every cell those that look at it, as plain lists: tensors for every cell take longer than the search."""
-    rows, columns = len(reach), len(reach[0])
-    lookers: list[list[int]] = [[] for _ in range(rows * columns)]
-    for row, column in itertools.product(range(rows), range(columns)):
-        far = reach[row][column]
-        for y in range(max(0, row - far), min(rows, row + far + 1)):
-            for x in range(max(0, column - far), min(columns, column + far + 1)):
-                lookers[y * columns + x].append(row * columns + column)
-    return lookers
-
-
-def _reaches(bank: Bank, apart: bool) -> Int[Tensor, "r c"]:
-    """How far each cell looks: as far as asked, or further until it finds k patches (`apart`: of other images)."""
-    rows, columns = bank.shape
-    image = bank.image if apart else torch.zeros_like(bank.image)
-    count = (image * rows * columns + bank.cell).bincount(minlength=(int(image.max()) + 1) * rows * columns)
-    here = count.reshape(-1, rows, columns).float()
-    reach = torch.full((rows, columns), -1)
-    side = max(rows, columns)
-    for radius in range(min(bank.memory.reach, side - 1), side):
-        within = F.avg_pool2d(here, 2 * radius + 1, stride=1, padding=radius, divisor_override=1)  # a sum
-        found = within.sum(0) - within.amax(0) if apart else within[0]
-        reach[(reach < 0) & (found >= bank.memory.k)] = radius
-        if bool((reach >= 0).all()):
-            break
-    return reach
-
-
-def _largest_cosines(
-    bank: Bank, visits: list[Visit], queries: Float[Tensor, "n cells d"], owner: Int[Tensor, " n"] | None
-) -> Float[Tensor, "n cells k"]:
-    k = bank.memory.k
-    best = queries.new_full((*queries.shape[:2], k), -math.inf)
-    for rows, cells in visits:
-        asked, known = queries[:, cells].flatten(0, 1), best[:, cells].flatten(0, 1)
-        whose = None if owner is None else owner.repeat_interleave(len(asked) // len(owner))
-        parts = []
-        for begin in range(0, len(asked), BLOCK):
-            cosines = asked[begin : begin + BLOCK] @ bank.vectors[rows].T
-            if whose is not None:
-                cosines.masked_fill_(whose[begin : begin + BLOCK, None] == bank.image[rows], -math.inf)
-            parts.append(torch.cat([known[begin : begin + BLOCK], _largest(cosines, k)], dim=1))
-        best[:, cells] = _largest(torch.cat(parts), k).unflatten(0, (len(queries), -1))
-    return best
-
-
-def _largest(cosines: Float[Tensor, "q m"], k: int) -> Float[Tensor, "q j"]:
-    # one maximum is cheaper than a top 1
-    return cosines.amax(1, keepdim=True) if k == 1 else cosines.topk(min(k, cosines.shape[1]), dim=1).values
+def _distances(
+    bank: Bank, visits: list[Visit], features: Float[Tensor, "n r c d"], owners: tuple[Tensor, Tensor] | None
+) -> Float[Tensor, "n r c"]:
+    """The mean of the k least of every patch, which are looked up cell by cell."""
+    by_cell = features.flatten(1, 2).transpose(0, 1)
+    queries = bank.memory.queries(by_cell.flatten(0, 1))
+    largest = largest_products(
+        bank.vectors, visits, queries.unflatten(0, by_cell.shape[:2]), bank.memory.k, owners
+    ).flatten(0, 1)
+    away = bank.memory.distances(queries, largest).mean(1)
+    return away.view(by_cell.shape[:2]).T.unflatten(1, bank.shape)
 
 
 def _weights(bank: Bank, patches: Float[Tensor, "p d"], within: Bool[Tensor, "p m"] | None) -> Float[Tensor, " p"]:
@@ -378,14 +333,6 @@ def _weights(bank: Bank, patches: Float[Tensor, "p d"], within: Bool[Tensor, "p 
     around.scatter_(1, nearest, math.inf)  # itself comes first, whatever rounding says of its copies
     crowd = around.topk(memory.reweight, dim=1).indices
     return 1 - memory.distances(queries, products.gather(1, crowd)).softmax(1)[:, 0]
-
-
-def _within(bank: Bank, cells: Int[Tensor, " p"], reaches: Int[Tensor, " p"]) -> Bool[Tensor, "p m"]:
-    """Which patches of the bank lie so many cells from each of these."""
-    columns = bank.shape[1]
-    down = (bank.cell // columns - cells[:, None] // columns).abs()
-    across = (bank.cell % columns - cells[:, None] % columns).abs()
-    return torch.maximum(down, across) <= reaches[:, None]
 
 
 def _places(

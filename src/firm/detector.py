@@ -88,14 +88,16 @@ class Detector:
         on_progress: Callable[[Progress, Run], None] | None = None,
         on_choice: Callable[[str], None] | None = None,
         on_images: OnImages | None = None,
+        parts: Int[Tensor, " n"] | None = None,
     ) -> Detector:
         """Learn from good images; a part of them is held out of training and sets the thresholds.
 
         `false_calls` is the wished rate of good parts that do not PASS, `fail` of those that FAIL. With a folder the
-        training is resumable: call again with the same arguments after any interruption.
+        training is resumable: call again with the same arguments after any interruption. `parts`
+        numbers the part each image shows; without it that is looked for.
         """
         data, wishes = good if isinstance(good, OneClass) else as_data(good), Wishes(false_calls=false_calls, fail=fail)
-        parts = sisters(data.name, data.train)
+        parts = sisters(data.name, data.train) if parts is None else parts
         learn, held_out = split(parts, holdout, seed=seed, least=wanted(false_calls))
         check_before(recipe, data.train, len(learn))
         part = replace(data, train=data.train[learn])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from firm.backbones import FACTS, load_backbone
@@ -28,10 +28,20 @@ FORETOLD = 64  # good images in which patches are tried before a fit
 
 
 def foretell(
-    recipe: Recipe, data: OneClass, *, holdout: float = 0.1, false_calls: float = 0.05, seed: int = 0
+    recipe: Recipe,
+    data: OneClass,
+    *,
+    holdout: float = 0.1,
+    false_calls: float = 0.05,
+    seed: int = 0,
+    parts: Int[Tensor, " n"] | None = None,
 ) -> list[str]:
-    """What a fit will take and has to work with, in sentences to be read before it; too few images are said at once."""
-    learn, _ = split(sisters(data.name, data.train), holdout, seed=seed, least=wanted(false_calls))
+    """What a fit will take and has to work with, in sentences to be read before it; too few images are said at once.
+
+    `parts` as in `Detector.fit`.
+    """
+    shown = sisters(data.name, data.train) if parts is None else parts
+    learn, _ = split(shown, holdout, seed=seed, least=wanted(false_calls))
     told = [
         f"training: {len(learn)} good images, {recipe.training.epochs} epochs of {_steps(recipe, len(learn))} steps"
     ]

@@ -278,13 +278,8 @@ def look_at(look: Looks, images: UInt8[Tensor, "n k h w"]) -> Seen:
 
 
 def object_part(grid: Grid, foreground: Bool[Tensor, "n h w"]) -> Float[Tensor, "n r c"]:
-    """How much of every patch is object."""
-    rows, columns = grid.shape(*foreground.shape[1:])
-    parts = [
-        torch.cat([tiles.mean(dim=(1, 2, 3)) for tiles in _tiles(grid, mask[None, None].float())])
-        for mask in foreground
-    ]
-    return torch.stack(parts).unflatten(1, (rows, columns))
+    """How much of every patch is object; some images at a time, for the pixels are counted as floats."""
+    return torch.cat([grid.parts(masks) for masks in foreground.split(CHUNK)])
 
 
 def is_grey(images: UInt8[Tensor, "n k h w"]) -> bool:

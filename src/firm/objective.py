@@ -91,16 +91,11 @@ COLLAPSE = 0.99  # mean cosine over all pairs of different images above which a 
 @torch.no_grad()
 def diagnose(z: Float[Tensor, "b d"], batch: Batch) -> Diagnostics:
     """Measure the three properties on one batch; views of one image are left out, they are pulled by every loss."""
-    unit = F.normalize(z.float(), dim=1)
-    cosine = unit @ unit.T
     inlier = batch.group == INLIER
-    distinct = ~_same(batch.source)
-    both = inlier[:, None] & inlier[None, :]
-    neither = ~inlier[:, None] & ~inlier[None, :]
-    within = _mean(cosine, both & distinct)
-    across = _mean(cosine, ~both & ~neither & distinct)
-    among = _mean(cosine, neither & distinct)
-    overall = _mean(cosine, distinct)
+    normal, strange = _by_source(z, batch.source, inlier), _by_source(z, batch.source, ~inlier)
+    within, across, among = (_mean_cosine(*both) for both in ((normal, normal), (normal, strange), (strange, strange)))
+    everything = normal + strange
+    overall = _mean_cosine(everything, everything)
     return Diagnostics(
         compactness=within,
         margin=None if within is None or across is None else within - across,
@@ -133,5 +128,14 @@ def _count(positive: Bool[Tensor, "n k"]) -> Int[Tensor, " n"]:
     return positive.sum(1).clamp(min=1)
 
 
-def _mean(values: Tensor, mask: Tensor) -> float | None:
-    return float(values[mask].mean()) if bool(mask.any()) else None
+def _by_source(z: Float[Tensor, "b d"], source: Int[Tensor, " b"], wanted: Bool[Tensor, " b"]) -> Float[Tensor, "s e"]:
+    """For every source the sum of its wanted unit vectors, and behind it how many they are."""
+    sources, place = source.unique(return_inverse=True)
+    unit = F.pad(F.normalize(z.float(), dim=1).double(), (0, 1), value=1.0)
+    return unit.new_zeros(len(sources), unit.shape[1]).index_add_(0, place, unit * wanted[:, None])
+
+
+def _mean_cosine(first: Float[Tensor, "s e"], second: Float[Tensor, "s e"]) -> float | None:
+    """Of all pairs of different sources, by products of sums: those of all pairs less those within a source."""
+    products = first.sum(0) * second.sum(0) - (first * second).sum(0)
+    return float(products[:-1].sum() / products[-1]) if products[-1] else None

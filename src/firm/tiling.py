@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from firm.types import FirmError, Tiling
@@ -99,6 +99,12 @@ class Grid:
             part = tops[begin : begin + rows]
             yield slice(part[0], part[-1] + self.size)
 
+    def parts(self, masks: Bool[Tensor, "n h w"]) -> Float[Tensor, "n r c"]:
+        """How much of every tile is marked: pixels counted along columns, then along rows, so exactly."""
+        tops, lefts = self.places(*masks.shape[-2:])
+        down, across = self._within(tops, masks.shape[-2]), self._within(lefts, masks.shape[-1])
+        return down @ masks.float() @ across.T / self.size**2
+
     def nodes(self, length: int) -> list[float]:
         """Where along a side of so many pixels the score of each tile sits in the map."""
         starts = self._starts(length)
@@ -119,6 +125,11 @@ class Grid:
     def _starts(self, length: int) -> list[int]:
         starts = list(range(0, length - self.size + 1, self.stride))
         return starts if starts[-1] == length - self.size else [*starts, length - self.size]
+
+    def _within(self, starts: list[int], length: int) -> Float[Tensor, "tiles {length}"]:
+        """One where a pixel of a side lies in a tile."""
+        after = torch.arange(length) - torch.tensor(starts)[:, None]
+        return ((after >= 0) & (after < self.size)).float()
 
     def _spread(self, length: int) -> Float[Tensor, "{length} tiles"]:
         """How much of the score of each tile every pixel of a side receives; a pixel's parts sum to one."""

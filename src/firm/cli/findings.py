@@ -104,9 +104,7 @@ def _confusion(counts: dict[str, dict[str, int]]) -> list[str]:
 def _leak(found: Evaluation) -> list[str]:
     if not found.copies:
         return []
-    return [
-        f"warning: {found.copies} of the test images look like copies of learnt ones; results look too good"
-    ]
+    return [f"warning: {found.copies} of the test images look like copies of learnt ones; results look too good"]
 
 
 def _row(name: str, kind: Kind) -> tuple[str, ...]:

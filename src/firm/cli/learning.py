@@ -55,12 +55,14 @@ def fit(
     from firm.model_folder import check_target
     from firm.promises import doubts, sentences
     from firm.runs import claim, discard
+    from firm.sisters import sisters
 
     settle(device, threads)
     recipe = recipe_of(preset or ("adapted" if encoder else preset_for(data)), _with_encoder(settings, encoder))
     check_target(out)
     images, left_out = loaded(data, side_for(recipe), depth=depth_of(depth), strict=strict)
-    for sentence in foretell(recipe, images, holdout=holdout, false_calls=false_calls, seed=seed):
+    parts = sisters(images.name, images.train)
+    for sentence in foretell(recipe, images, holdout=holdout, false_calls=false_calls, seed=seed, parts=parts):
         say(sentence)
     folder = out.with_name(out.name + ".run")
     with claim(folder) as mine, bar("training") as update:
@@ -79,6 +81,7 @@ def fit(
             on_progress=watched(update),
             on_choice=say,
             on_images=update,
+            parts=parts,
         )
         detector.save(out)
         discard(folder)
