@@ -62,6 +62,7 @@ ORDER = (
     "foretelling",
     "detector",
     "explaining",
+    "progressing",
     "evaluate",
     "bench",
     "bench_patches",

@@ -18,6 +18,7 @@ The map in flow order:
     metrics      of images;                       localisation  of pixels
     choosing     settings by good images;         foretelling   what a fit will take
     detector     fit, score, locate, inspect;     explaining    the good part most like an inspected one
+    progressing  a training watched without defects, and how long it may take
     evaluate, bench, bench_patches, report, cli
 """
 

@@ -77,7 +77,7 @@ class Run:
         checkpoint_seconds: float = 30.0,
         log_every: int = 10,
     ) -> None:
-        self.task, self.folder = task, folder
+        self.recipe, self.task, self.folder = recipe, task, folder
         self.checkpoint_seconds, self.log_every = checkpoint_seconds, log_every
         prepared = asdict(task.preprocessing)
         del prepared["depth"]  # of files whose pixels are named by the fingerprint already

@@ -151,6 +151,15 @@ def _recognised(path: Path, tensors: dict[str, Tensor]) -> str:
     return name
 
 
+def installed(name: str) -> bool:
+    """Whether the weights of a backbone come with an installed package."""
+    try:
+        _package_file(FACTS[name])
+    except FirmError:
+        return False
+    return True
+
+
 def _given_file(text: str) -> Path:
     path = Path(text)
     if not path.exists() and path.name == text and not path.suffix:
@@ -181,4 +190,4 @@ def _package_file(facts: Facts) -> Path:
     return path
 
 
-__all__ = ["FACTS", "Backbone", "Facts", "architecture", "load_backbone", "read_weights", "rebuild"]
+__all__ = ["FACTS", "Backbone", "Facts", "architecture", "installed", "load_backbone", "read_weights", "rebuild"]

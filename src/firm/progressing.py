@@ -1,0 +1,102 @@
+"""How well a training tells good parts from synthetic defects as it goes on, and how long it may go on.
+
+The measure needs no defect: images that were held out of the training are inspected as they are and with synthetic
+defects on them. It says which of two trainings goes further, not how many real defects will be found.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, UInt8
+from torch import Tensor
+
+from firm.batching import steps_per_epoch
+from firm.choosing import within
+from firm.detector import Detector
+from firm.embedding import teaching
+from firm.foreground import foreground
+from firm.holdout import split, wanted
+from firm.metrics import auroc, auroc_interval
+from firm.recipes.recipe import Recipe, change
+from firm.runs import Run
+from firm.streams import stream
+from firm.training import Progress
+from firm.types import OneClass, Scene
+
+KNOWN, INSPECTED = 60, 30  # learnt images to compare with at a probe, held-out ones that are inspected
+PROBES = 8  # evenly spaced over a training
+TIMED = 4  # steps by which the length of one is told
+SHARE = 0.6  # of the time for the steps; the rest is for looking at the good images and for the thresholds
+LEAST = 5  # epochs, however little time there is
+
+
+@dataclass
+class Prober:
+    """Watches a training through `on_progress`: probes are lines of the run's history, so that a resumed one has all.
+
+    `parts` numbers the part each good image shows; held out are those that `Detector.fit` holds out with the same
+    arguments.
+    """
+
+    data: OneClass
+    parts: Tensor
+    holdout: float = 0.1
+    false_calls: float = 0.05
+    seed: int = 0
+    _learn: Tensor = field(init=False)
+    _held: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = split(self.parts, self.holdout, seed=self.seed, least=wanted(self.false_calls))
+        self._learn, self._held = found
+
+    def __call__(self, progress: Progress, run: Run) -> None:
+        due = {progress.steps * number // PROBES for number in range(1, PROBES + 1)}
+        if progress.step in due:
+            few = replace(self.data, train=self.data.train[self._learn[:KNOWN]])
+            detector = Detector.remember(
+                run.recipe, run, few, {}, seed=self.seed, parts=self.parts[self._learn[:KNOWN]]
+            )
+            images, defective = self.inspected(run.recipe)
+            found = auroc(detector.score(images), defective)
+            run.history.write(
+                {"step": progress.step, "synthetic_auroc": round(found, 5), "seconds": round(run.seconds, 2)}
+            )
+
+    def inspected(self, recipe: Recipe) -> tuple[UInt8[Tensor, "m c h w"], Bool[Tensor, " m"]]:
+        """Held-out images as they are and with synthetic defects of the recipe's source, and which have one."""
+        good = self.data.train[self._held[:INSPECTED]]
+        others = self.data.train[self._learn[:KNOWN]]
+        rule = recipe.conditioning.foreground
+        scene = Scene(foreground(good, rule), others, foreground(others, rule))
+        source = recipe.outliers
+        copy = torch.arange(len(good)) % source.per_inlier
+        bad = source(good, rng=stream(self.seed, "proof"), copy=copy, scene=scene).images
+        return torch.cat([good, bad]), torch.arange(2 * len(good)) >= len(good)
+
+    def proof(self, detector: Detector) -> dict[str, Any]:
+        """What the whole detector reaches, with its interval, for its card."""
+        images, defective = self.inspected(detector.recipe)
+        found = auroc_interval(detector.score(images), defective)
+        return {"synthetic_auroc": asdict(found), "good_images": len(defective) // 2}
+
+
+def lasting(recipe: Recipe, minutes: float, data: OneClass, *, seed: int, device: torch.device | str = "cpu") -> Recipe:
+    """The recipe with as many epochs as some minutes on this machine are expected to hold.
+
+    A few steps are timed; what follows depends on the number of epochs alone, and is the same on any machine.
+    """
+    recipe = within(recipe, len(data.train))
+    run = Run(recipe, teaching(recipe, data, seed=seed, device=device), device=device)
+    moments = []
+    for progress in run:
+        moments.append(time.perf_counter())
+        if progress.step > TIMED:
+            break
+    step = (moments[-1] - moments[0]) / max(1, len(moments) - 1)
+    epoch = step * steps_per_epoch(len(data.train), recipe.outliers.per_inlier, recipe.training.batch)
+    return change(recipe, {"training.epochs": max(LEAST, int(SHARE * 60 * minutes / max(epoch, 1e-9)))})

@@ -1,0 +1,99 @@
+"""A training watched by held-out good parts and synthetic defects, and made as long as some minutes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import firm.progressing as module
+from firm.batching import steps_per_epoch
+from firm.data.drawn import drawn
+from firm.detector import Detector
+from firm.holdout import split, wanted
+from firm.images import decode
+from firm.progressing import LEAST, PROBES, Prober, lasting
+from firm.recipes.presets import INSPECT
+from firm.recipes.recipe import change
+from firm.report.progress import draw_progress
+from firm.runs import HISTORY
+
+CHEAP = change(
+    INSPECT,
+    {"features": "pixels", "training.epochs": 4, "training.batch": 8, "encoder.width": 8, "size": 48,
+     "encoder.head.hidden": (8,), "automatic": (), "memory.reach": 1, "tiling.size": 16, "tiling.stride": 16,
+     "views.sizes": (16,)},
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plates():
+    return drawn("plate", size=48, train=40, good=0, bad=0)[0]
+
+
+def watched(plates, folder, **options):
+    prober = Prober(plates, torch.arange(40), holdout=0.25, seed=1)
+    seen = []
+
+    def watch(progress, run):
+        prober(progress, run)
+        seen.append(run)
+
+    detector = Detector.fit(
+        plates, recipe=CHEAP, seed=1, holdout=0.25, folder=folder, on_progress=watch, parts=torch.arange(40), **options
+    )
+    return detector, prober, [line for line in seen[-1].history.lines if "synthetic_auroc" in line], seen[-1]
+
+
+def test_probes_are_evenly_spaced_and_change_nothing(plates, tmp_path):
+    detector, _, probes, run = watched(plates, tmp_path)
+    steps = run.task.steps
+    assert [line["step"] for line in probes] == [steps * number // PROBES for number in range(1, PROBES + 1)]
+    assert all(0 <= line["synthetic_auroc"] <= 1 for line in probes)
+    assert [line["seconds"] for line in probes] == sorted(line["seconds"] for line in probes)
+    assert '"synthetic_auroc"' in (tmp_path / HISTORY).read_text()
+    unwatched = Detector.fit(plates, recipe=CHEAP, seed=1, holdout=0.25, parts=torch.arange(40))
+    assert detector.id == unwatched.id
+    assert detector.decides == unwatched.decides
+
+
+def test_only_held_out_images_are_inspected_and_half_have_a_defect(plates):
+    prober = Prober(plates, torch.arange(40), holdout=0.25, seed=1)
+    _, held_out = split(torch.arange(40), 0.25, seed=1, least=wanted(0.05))
+    images, defective = prober.inspected(CHEAP)
+    assert torch.equal(images[: len(held_out)], plates.train[held_out])
+    assert defective.tolist() == [False] * len(held_out) + [True] * len(held_out)
+    assert all((bad != good).any() for good, bad in zip(*images.chunk(2), strict=True))
+    again, _ = prober.inspected(CHEAP)
+    assert torch.equal(again, images)  # the same at every probe
+
+
+def test_the_proof_is_of_the_whole_detector(plates, tmp_path):
+    detector, prober, _, _ = watched(plates, tmp_path)
+    proof = prober.proof(detector)
+    images, defective = prober.inspected(CHEAP)
+    above = detector.score(images)[defective][:, None] > detector.score(images)[~defective]
+    assert proof["synthetic_auroc"]["value"] == pytest.approx(float(above.float().mean()), abs=0.03)
+    assert proof["synthetic_auroc"]["low"] <= proof["synthetic_auroc"]["value"] <= proof["synthetic_auroc"]["high"]
+    assert proof["good_images"] == 10
+    assert proof["synthetic_auroc"]["value"] > 0.7
+
+
+@pytest.mark.parametrize("minutes", [0.001, 1.0, 30.0])
+def test_epochs_follow_from_the_length_of_a_step(plates, monkeypatch, minutes):
+    moments = iter(100 + 0.5 * number for number in range(100))  # half a second to a step
+    monkeypatch.setattr(module.time, "perf_counter", lambda: next(moments))
+    found = lasting(CHEAP, minutes, plates, seed=0)
+    epoch = 0.5 * steps_per_epoch(40, 1, 8)
+    assert found.training.epochs == max(LEAST, math.floor(0.6 * 60 * minutes / epoch + 1e-9))
+    assert replace(found, training=replace(found.training, epochs=4)) == CHEAP
+
+
+def test_the_curve_is_drawn(tmp_path):
+    assert not draw_progress([{"step": 1, "loss": 3.0}], tmp_path / "curve.png")
+    assert not (tmp_path / "curve.png").exists()
+    lines = [{"step": n, "synthetic_auroc": 0.5 + 0.05 * n, "seconds": 6.0 * n} for n in range(1, 9)]
+    assert draw_progress(lines, tmp_path / "curve.png")
+    assert decode(tmp_path / "curve.png").std() > 5
