@@ -18,9 +18,10 @@ from firm.backbones.resnet import ResNet
 from firm.bank import Memory
 from firm.cells import Cells, CellTask, Choosable, overlapping, spread
 from firm.choosing import COARSE, choose
-from firm.detector import Detector, as_data
+from firm.detector import Detector
 from firm.embedding import EXTRA, cell_task, embedder_of
 from firm.encoder import Head
+from firm.fitting import as_data
 from firm.foreground import Rule
 from firm.foretelling import foretell
 from firm.localiser import kinds_of, object_part

@@ -23,11 +23,12 @@ import firm.data.drawn
 from firm.bank import cost
 from firm.cli import main
 from firm.cli.findings import as_text, as_values
-from firm.cli.inputs import preset_for, recipe_of, side_for
+from firm.cli.inputs import preset_for, recipe_of
 from firm.data.drawn import drawn, write_folder
 from firm.data.folder import read_files, read_test
 from firm.detector import Detector
 from firm.evaluate import Evaluation, Kind, Trivial, evaluate_detector
+from firm.fitting import side_for
 from firm.foreground import Rule, automatic, foreground
 from firm.foretelling import foretell
 from firm.holdout import split

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from firm.detector import Detector, as_data
+from firm.detector import Detector
+from firm.fitting import as_data
 from firm.foretelling import foretell
 from firm.holdout import split, wanted
 from firm.model_folder import CARD, read_model, write_model

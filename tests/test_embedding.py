@@ -17,8 +17,9 @@ from firm.adaptor import Pretrained, cell_features
 from firm.backbones.resnet import ResNet
 from firm.cells import Choosable, hard_first, spread
 from firm.colour import Jitter, jittered
-from firm.detector import Detector, as_data
+from firm.detector import Detector
 from firm.embedding import EXTRA, cell_task, embedder_of
+from firm.fitting import as_data
 from firm.foretelling import foretell
 from firm.images import fingerprint
 from firm.localiser import object_part

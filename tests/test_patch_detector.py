@@ -14,9 +14,9 @@ import contracts
 import drawings
 from firm.bank import Memory
 from firm.calibration import threshold_of
-from firm.detector import Detector, as_data
+from firm.detector import Detector
 from firm.encoder import build
-from firm.fitting import looker_of, preprocessing_of, task_of
+from firm.fitting import as_data, looker_of, preprocessing_of, task_of
 from firm.holdout import split
 from firm.images import resize
 from firm.metrics import auroc

@@ -18,8 +18,7 @@ import torch
 from PIL import Image
 
 import firm
-from firm.detector import as_data
-from firm.fitting import preprocessing_of
+from firm.fitting import as_data, preprocessing_of
 from firm.model_folder import read_model
 from firm.recipes.presets import PARTS
 from firm.recipes.recipe import change
@@ -120,7 +119,7 @@ import sys
 from pathlib import Path
 import torch
 import drawings
-from firm.detector import as_data
+from firm.fitting import as_data
 from firm.fitting import task_of
 from firm.recipes.presets import INSPECT
 from firm.recipes.recipe import change

@@ -1,7 +1,7 @@
 """Detector: fit on good images, score, predict, save and load.
 
->>> detector = Detector.fit(good, recipe=FAST, seed=0)      # doctest: +SKIP
->>> detector.predict(suspects)                              # +1 normal, -1 anomalous   # doctest: +SKIP
+>>> detector = Detector.fit("parts/good")                   # doctest: +SKIP
+>>> detector.inspect("new/017.png").verdict                 # PASS, REVIEW or FAIL   # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ from firm.calibration import Calibration, Threshold, Wishes, calibration_of, of_
 from firm.calibration_file import beside, read_calibration, write_calibration
 from firm.cells import CellTask
 from firm.choosing import choose
-from firm.data.folder import SIZE
 from firm.embedding import OnImages, teaching
 from firm.encoder import Network
 from firm.examples import NONE, Examples
-from firm.fitting import check_before, check_tiles, conditioned, looker_of
+from firm.fitting import check_before, check_images, check_tiles, conditioned, data_of, looker_of
 from firm.holdout import split, wanted
 from firm.images import Preprocessing, Source, decode, resize
 from firm.leaks import THUMB, copies, thumbnails
 from firm.localiser import CHUNK, Localiser, Look, fit_localiser, is_grey
 from firm.model_folder import read_model, write_model
-from firm.recipes.presets import FAST
+from firm.recipes.presets import FAST, INSPECT
 from firm.recipes.recipe import Recipe, from_json, sparse, to_json
 from firm.restoring import localiser_from, network_from, under
 from firm.runs import Run
@@ -75,9 +74,9 @@ class Detector:
     @classmethod
     def fit(
         cls,
-        good: UInt8[Tensor, "n c h w"] | OneClass,
+        good: Path | str | UInt8[Tensor, "n c h w"] | OneClass,
         *,
-        recipe: Recipe = FAST,
+        recipe: Recipe | None = None,
         seed: int = 0,
         device: torch.device | str = "cpu",
         folder: Path | None = None,
@@ -92,11 +91,13 @@ class Detector:
     ) -> Detector:
         """Learn from good images; a part of them is held out of training and sets the thresholds.
 
+        A folder, or a name such as mvtec:screw, is learnt patch by patch unless a recipe says otherwise, tensors whole.
         `false_calls` is the wished rate of good parts that do not PASS, `fail` of those that FAIL. With a folder the
         training is resumable: call again with the same arguments after any interruption. `parts`
         numbers the part each image shows; without it that is looked for.
         """
-        data, wishes = good if isinstance(good, OneClass) else as_data(good), Wishes(false_calls=false_calls, fail=fail)
+        recipe = recipe or (INSPECT if isinstance(good, Path | str) else FAST)
+        data, wishes = data_of(good, recipe), Wishes(false_calls=false_calls, fail=fail)
         parts = sisters(data.name, data.train) if parts is None else parts
         learn, held_out = split(parts, holdout, seed=seed, least=wanted(false_calls))
         check_before(recipe, data.train, len(learn))
@@ -360,18 +361,6 @@ class Detector:
         if calibration is not False and (calibration is not True or file.exists()):
             detector.calibration = read_calibration(file, model=detector.id)
         return detector
-
-
-def as_data(good: UInt8[Tensor, "n c h w"]) -> OneClass:
-    """Bare good images as a data set without a test part."""
-    check_images(good)
-    return OneClass("images", good, good[:0], torch.zeros(0, dtype=torch.bool), size=min(SIZE, good.shape[-1]))
-
-
-def check_images(images: Tensor) -> None:
-    """Pixels as they come from a file: uint8, channels first, at least one pixel."""
-    if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] not in (1, 3) or not all(images.shape[2:]):
-        raise FirmError(f"images are {images.dtype} of shape {tuple(images.shape)}; give uint8 (n, 1 or 3, h, w)")
 
 
 def _finite(scores: Float[Tensor, " n"]) -> Float[Tensor, " n"]:

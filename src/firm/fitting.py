@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from jaxtyping import UInt8
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from firm.adaptor import Adapted, CellLooker
 from firm.conditioning import Conditioned, Conditioning
+from firm.data import load
+from firm.data.folder import SIDE, SIZE
 from firm.encoder import Network
 from firm.images import Preprocessing, inlier_statistics, resize, resize_mask
 from firm.localiser import Looker, Looks, check_dense, is_grey, kinds_of
@@ -82,6 +85,11 @@ def looker_of(recipe: Recipe, network: Network | Adapted, preprocessing: Preproc
     return Looker(network.encoder, preprocessing, recipe.tiling, kinds, grey)
 
 
+def side_for(recipe: Recipe) -> int:
+    """At which images are read: patches are cut from the very pixels, whole images are shrunk in two steps."""
+    return recipe.size if recipe.tiling.patchwise and recipe.size else max(SIDE, 2 * recipe.size)
+
+
 def check_before(recipe: Recipe, good: UInt8[Tensor, "n c h w"], references: int) -> None:
     """What would fail after the training is said before it."""
     height, width = good.shape[-2:]
@@ -98,3 +106,22 @@ def check_tiles(recipe: Recipe, network: Network | Adapted, side: int) -> None:
         recipe.tiling.places(side, side)
         if recipe.tiling.dense and isinstance(network, Network):
             check_dense(network.encoder, recipe.tiling, side, side)
+
+
+def data_of(good: Path | str | UInt8[Tensor, "n c h w"] | OneClass, recipe: Recipe) -> OneClass:
+    """Whatever is given to learn from; files are read at the side the recipe wants."""
+    if isinstance(good, Path | str):
+        return load(str(good), side=side_for(recipe))
+    return good if isinstance(good, OneClass) else as_data(good)
+
+
+def as_data(good: UInt8[Tensor, "n c h w"]) -> OneClass:
+    """Bare good images as a data set without a test part."""
+    check_images(good)
+    return OneClass("images", good, good[:0], torch.zeros(0, dtype=torch.bool), size=min(SIZE, good.shape[-1]))
+
+
+def check_images(images: Tensor) -> None:
+    """Pixels as they come from a file: uint8, channels first, at least one pixel."""
+    if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] not in (1, 3) or not all(images.shape[2:]):
+        raise FirmError(f"images are {images.dtype} of shape {tuple(images.shape)}; give uint8 (n, 1 or 3, h, w)")

@@ -44,13 +44,6 @@ def _concerns(path: str, setting: str) -> bool:
     return f"{path}.".startswith(f"{setting}.") or f"{setting}.".startswith(f"{path}.")
 
 
-def side_for(recipe: Recipe) -> int:
-    """At which images are read: patches are cut from the very pixels, whole images are shrunk in two steps."""
-    from firm.data.folder import SIDE
-
-    return recipe.size if recipe.tiling.patchwise and recipe.size else max(SIDE, 2 * recipe.size)
-
-
 def depth_of(bits: int | None) -> Depth | None:
     """The depth that was declared; None: it is to be found."""
     from firm.types import Depth

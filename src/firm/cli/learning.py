@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from firm.cli.inputs import depth_of, loaded, preset_for, recipe_of, side_for
+from firm.cli.inputs import depth_of, loaded, preset_for, recipe_of
 from firm.cli.options import (
     AsJson,
     Bits,
@@ -51,6 +51,7 @@ def fit(
     """Learn from good images and write a detector. Run again after an interruption: it goes on where it was."""
     from firm.calibration_file import to_json
     from firm.detector import Detector
+    from firm.fitting import side_for
     from firm.foretelling import foretell
     from firm.model_folder import check_target
     from firm.promises import doubts, sentences

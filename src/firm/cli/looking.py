@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from firm.cli.inputs import loaded, recipe_of, side_for
+from firm.cli.inputs import loaded, recipe_of
 from firm.cli.options import AsJson, Data, Picture, Seed, Settings
 from firm.cli.terminal import show
 from firm.errors import FirmError
@@ -88,6 +88,7 @@ def _check(out: Path) -> None:
 def _settled(data: str, settings: list[str] | None) -> tuple[Recipe, OneClass, list[str]]:
     """The recipe with its foreground rule, the images at its size, and what had to be left out."""
     from firm.choosing import choose
+    from firm.fitting import side_for
 
     recipe = recipe_of("patches", settings)
     images, left_out = loaded(data, side_for(recipe))
