@@ -124,7 +124,7 @@ def test_whole_images_have_no_such_part() -> None:
 
 @pytest.mark.parametrize("product", ["plate", "weave", "label"])
 def test_copies_are_found_and_strangers_are_not(product: str) -> None:
-    data, _ = drawn(product, seed=3)
+    data, _ = drawn(product, train=90, good=20, bad=20, seed=3)
     learnt, fresh = data.train[:60], data.train[60:]
     known = thumbnails(learnt)
     assert copies(learnt, known).all()

@@ -25,6 +25,9 @@ from firm.data.folder import read_files
 from firm.detector import Detector
 from firm.recipes.presets import INSPECT, PARTS
 from firm.recipes.recipe import change
+from firm.report.entry import surroundings
+from firm.report.inspection import Inspection
+from firm.report.ledger import worst
 
 SIDE = 48
 CHEAP = change(
@@ -95,6 +98,17 @@ def test_the_report_shows_and_the_tables_tell(model: Path, plates: Path, tmp_pat
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
         "report.html", "verdicts.csv", "verdicts.jsonl",
     ]  # fmt: skip
+
+
+def test_the_worst_region_and_the_good_part_show_the_same_place(model: Path, plates: Path) -> None:
+    batch = Inspection(Detector.load(model))
+    for one in batch(sorted((plates / "test").rglob("*.png"))):
+        region = worst(one.verdict)
+        height, width = one.picture.shape[:2]
+        rows, columns = (slice(None), slice(None)) if region is None else surroundings(region, height, width)
+        assert one.nearest is not None
+        assert one.nearest.shape == one.picture[rows, columns].shape
+    assert any(one.regions for one in batch.verdicts)
 
 
 def test_exit_codes_tell_the_worst(mine: Path, plates: Path, tmp_path: Path) -> None:

@@ -137,5 +137,6 @@ def _lines(batch: Inspection, page: Path | None, maps: Path | None) -> list[str]
 
 
 def _line(one: Verdict) -> str:
-    where = f"  {len(one.regions)} regions" if one.regions else ""
+    count = len(one.regions)
+    where = f"  {count} region{'' if count == 1 else 's'}" if count else ""
     return f"{one.verdict:<6}  {one.score:.6f}  {named(one.image)}{where}"

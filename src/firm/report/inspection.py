@@ -16,8 +16,9 @@ from firm.errors import UnreadableImage
 from firm.explaining import most_similar
 from firm.images import resize
 from firm.promises import sentences
-from firm.report.entry import Shown
+from firm.report.entry import Shown, surroundings
 from firm.report.heat import ends
+from firm.report.ledger import worst
 from firm.report.page import GALLERY, write_page
 from firm.sisters import ENOUGH, sisters
 from firm.verdicts import Verdict
@@ -57,6 +58,9 @@ class Inspection:
         if len(self._small) < COMPARED:
             self._small.append(resize(self.detector.preprocessing.read(found.picture), ENOUGH))
         nearest = most_similar(self.detector, found) if explain else None
+        region = worst(found.verdict)
+        if nearest is not None and region is not None:  # the same place of both is shown side by side
+            nearest = nearest[surroundings(region, *nearest.shape[:2])]
         cold = np.full((1, 1), ends(found.verdict.review)[0], np.float32)
         return Shown(found.verdict, found.picture, cold if found.heat is None else found.heat.numpy(), nearest)
 
