@@ -70,17 +70,16 @@ def inspect(
     with bar("inspecting") as update:
         batch = Inspection(detector, strict, on_image=counting(update, len(files)))
         judged = _mapped(batch(files, explain=report is not None), files, images, maps)
-        told = list[str]()
         page = None
         if report is None:
-            deque(_then(judged, batch, told), maxlen=0)  # judged, and nothing kept
+            deque(judged, maxlen=0)  # judged, and nothing kept
         else:
-            page = batch.write(report, _then(judged, batch, told), model=model.name, notes=told, gallery=gallery)
+            page = batch.write(report, judged, model=model.name, gallery=gallery)
     for _, reason in batch.quarantined:
         say(f"left out: {reason}")
     if not batch.verdicts:
         raise FirmError("none of the images could be read; see the lines above")
-    for sentence in told:
+    for sentence in batch.notes:
         say(f"warning: {sentence}")
     show(_values(batch, page), "\n".join(_lines(batch, page, maps)), as_json)
     raise typer.Exit(exit_code(batch))
@@ -92,14 +91,6 @@ def exit_code(batch: Inspection) -> int:
     if counts["FAIL"]:
         return FAILED
     return UNREAD if batch.quarantined else REVIEWED if counts["REVIEW"] else 0
-
-
-def _then(judged: Iterable[Shown], batch: Inspection, told: list[str]) -> Iterator[Shown]:
-    """The images, and once all are judged what is to be said of them together."""
-    yield from judged
-    moved = batch.drift()
-    if moved is not None and moved.sentence:
-        told.append(moved.sentence)
 
 
 def _mapped(judged: Iterable[Shown], files: list[Path], paths: list[Path], maps: Path | None) -> Iterator[Shown]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +34,7 @@ class Inspection:
     strict: bool = False  # stop at the first file that cannot be used
     verdicts: list[Verdict] = field(default_factory=list)
     quarantined: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what is to be said of all of them together, once all are judged
     on_image: Callable[[int], None] | None = None
     _small: list[Tensor] = field(default_factory=list)
 
@@ -45,6 +46,9 @@ class Inspection:
                 self.on_image(1)
             if shown is not None:
                 yield shown
+        moved = self.drift()
+        if moved is not None and moved.sentence:
+            self.notes.append(moved.sentence)
 
     def _judged(self, file: Path, explain: bool) -> Shown | None:
         try:
@@ -82,10 +86,8 @@ class Inspection:
             scores = one_of_each(scores, sisters("inspected", torch.cat(self._small)))
         return drift(scores, torch.tensor(by.scores, dtype=torch.float64), parts=torch.tensor(by.shown))
 
-    def write(
-        self, folder: Path, judged: Iterable[Shown], *, model: str, notes: Sequence[str] = (), gallery: int = GALLERY
-    ) -> Path:
-        """The report of what is judged meanwhile; `notes` may still grow until the last image is."""
+    def write(self, folder: Path, judged: Iterable[Shown], *, model: str, gallery: int = GALLERY) -> Path:
+        """The report of what is judged meanwhile."""
         by = self.detector.decides
         return write_page(
             folder,
@@ -94,6 +96,6 @@ class Inspection:
             good_scores=by.scores,
             quarantined=self.quarantined,
             card={"promises": [f"thresholds {by.source}", *sentences(by)], **self.detector.card()},
-            notes=notes,
+            notes=self.notes,  # the last of them come with the last image
             gallery=gallery,
         )
