@@ -33,11 +33,13 @@ def workshop(tmp_path: Path) -> Path:
 
 def test_the_five_lines_of_python_run(workshop: Path) -> None:
     code = "import torch; torch.set_num_threads(1)\n" + block("python").replace(
-        'recipe("parts")', 'recipe("parts", **{"training.epochs": 2})'
+        'recipe("inspect")',
+        'recipe("inspect", **{"training.epochs": 1, "training.batch": 8, "size": 64, "automatic": []})',
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=workshop)
     assert done.returncode == 0, done.stderr
     assert "Calibration(" in done.stdout
+    assert "Verdict(image='my/suspects/000.png'" in done.stdout
     assert (workshop / "parts.firm" / "card.json").is_file()
 
 
