@@ -59,6 +59,7 @@ ORDER = (
     "localisation",
     "trial",
     "choosing",
+    "doubting",
     "foretelling",
     "detector",
     "explaining",

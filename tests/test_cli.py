@@ -148,7 +148,8 @@ def test_fit_writes_a_detector_of_patches(fitted: Done, patches: Path) -> None:
 
 
 def test_cost_and_choices_are_said_before_and_while_fitting(fitted: Done, patches: Path) -> None:
-    lines, detector = fitted.stderr.splitlines(), Detector.load(patches)
+    (few, *lines), detector = fitted.stderr.splitlines(), Detector.load(patches)
+    assert few.startswith("warning: 12 good images are few: the 1 held out")
     assert detector.localiser is not None
     assert lines[0] == "training: 11 good images, 1 epochs of 2 steps"
     for line, (kind, bank) in zip(lines[1:3], detector.localiser.banks.items(), strict=True):

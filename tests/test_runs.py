@@ -225,7 +225,7 @@ def test_a_failed_checkpoint_leaves_the_last_good_one(tmp_path: Path, monkeypatc
         replace(source, target)
 
     monkeypatch.setattr("os.replace", full)
-    with pytest.raises(FirmError, match=r"checkpoint\.safetensors: No space left on device; the file that was there"):
+    with pytest.raises(FirmError, match=r"checkpoint\.safetensors: No space left on device; free some space; the file"):
         run.save()
     monkeypatch.undo()
     assert (tmp_path / CHECKPOINT).read_bytes() == good

@@ -213,7 +213,8 @@ def test_a_failure_at_any_moment_leaves_the_old_file_whole(tmp_path, monkeypatch
     monkeypatch.undo()
     if isinstance(failure, OSError):
         assert (
-            str(caught.value) == f"cannot write {path}: No space left on device; the file that was there is unchanged"
+            str(caught.value)
+            == f"cannot write {path}: No space left on device; free some space; the file that was there is unchanged"
         )
     assert same(read(path)[0])
     assert only(path)

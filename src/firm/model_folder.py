@@ -26,6 +26,9 @@ from firm.types import FirmError
 KIND, SCHEMA, OLD = "detector", 2, 1
 CARD = "card.json"
 WEIGHTS = re.compile(r"weights-[0-9a-f]{16}\.safetensors")
+UNFINISHED = re.compile(
+    rf"({WEIGHTS.pattern})|\.({WEIGHTS.pattern}|card\.json)\..+"
+)  # what a death or a full disk leaves
 COPY = "copy it again from its source"
 
 
@@ -33,7 +36,8 @@ def check_target(path: Path) -> None:
     """A detector may be written where nothing is, or in place of another; anything else would be lost or mixed."""
     if path.is_file():
         raise FirmError(f"{named(path)} is a file; name another place for the detector, or remove it")
-    if not path.name or (path.is_dir() and not (path / CARD).is_file() and any(path.iterdir())):
+    foreign = path.is_dir() and any(not UNFINISHED.fullmatch(file.name) for file in path.iterdir())
+    if not path.name or (foreign and not (path / CARD).is_file()):
         raise FirmError(f"{named(path)} is a folder of other things; name a new one, for example {path / 'part.firm'}")
 
 
@@ -47,7 +51,7 @@ def write_model(path: Path, tensors: dict[str, Tensor], card: Card) -> None:
     write_atomically(path / name, save(tensors))
     write_atomically(path / CARD, (json.dumps(written, indent=2) + "\n").encode())
     for file in path.iterdir():
-        if WEIGHTS.fullmatch(file.name) and file.name != name:
+        if UNFINISHED.fullmatch(file.name) and file.name != name:
             file.unlink()
 
 

@@ -23,9 +23,10 @@ from typing import Any
 import torch
 
 from firm.encoder import Encoder
+from firm.errors import named
 from firm.objective import resting_loss
 from firm.recipes.recipe import Recipe, digest
-from firm.storage import write_atomically
+from firm.storage import why, write_atomically
 from firm.training import Progress, State, Teaching, begin, load_checkpoint, save_checkpoint, train
 from firm.types import FirmError, Stopped
 
@@ -61,7 +62,7 @@ class History:
                 if sync:
                     os.fsync(file.fileno())
         except OSError as error:
-            raise FirmError(f"cannot write {self.path}: {error.strerror}; the last checkpoint is whole") from error
+            raise FirmError(f"cannot write {named(self.path)}: {why(error)}; the last checkpoint is whole") from error
 
 
 class Run:

@@ -7,6 +7,7 @@ refused instead of deciding differently.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -19,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from firm.errors import named
 from firm.types import FirmError
 
 Card = dict[str, Any]
@@ -37,11 +39,17 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except OSError as error:
-        raise FirmError(f"cannot write {path}: {error.strerror}; the file that was there is unchanged") from error
+        raise FirmError(f"cannot write {named(path)}: {why(error)}; the file that was there is unchanged") from error
     finally:
         with contextlib.suppress(OSError):  # after the rename there is nothing left to remove
             os.unlink(temporary)
     _sync_folder(path.parent)
+
+
+def why(error: OSError) -> str:
+    """What the system says of a failed write, and what to do where that is known."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return f"{error.strerror}; free some space" if full else str(error.strerror)
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], card: Card, *, kind: str, schema: int) -> None:

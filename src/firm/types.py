@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -71,6 +72,7 @@ class OneClass:
     statistics: Statistics | None = None  # published ones; None: take those of the inliers
     truth: Truth | None = None
     depth: Depth = FULL_DEPTH  # at which its files were read
+    files: tuple[Path, ...] = ()  # of the images to learn from as they were read; empty where they have none
 
 
 @dataclass(frozen=True)

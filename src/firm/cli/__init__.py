@@ -19,7 +19,7 @@ from firm.cli.judging import inspect
 from firm.cli.learning import fit
 from firm.cli.looking import masks, outliers
 from firm.cli.research import bench, fetch
-from firm.cli.terminal import say
+from firm.cli.terminal import say, sentence
 from firm.errors import FirmError, Stopped
 
 app = typer.Typer(
@@ -40,12 +40,9 @@ def main() -> None:
         warnings.showwarning = lambda message, *_args, **_kwargs: say(f"warning: {message}")
         try:
             app()
-        except FirmError as error:
-            say(f"firm: {error}")
-            sys.exit(2)
         except Stopped as stopped:
             say(f"firm: {stopped}")
             sys.exit(128 + stopped.signal)
-        except OSError as error:
-            say(f"firm: cannot use {error.filename or 'a file'}: {error.strerror or error}")
+        except (FirmError, OSError) as error:
+            say(f"firm: {sentence(error)}")
             sys.exit(2)

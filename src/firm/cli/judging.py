@@ -17,6 +17,7 @@ from firm.cli.watching import watch_folders
 from firm.errors import FirmError, named
 
 if TYPE_CHECKING:
+    from firm.detector import Detector
     from firm.report.entry import Shown
     from firm.report.inspection import Inspection
     from firm.verdicts import Verdict
@@ -52,7 +53,6 @@ def inspect(
     could be done. A watch ends with 0 when it is asked to stop, and goes on where it was when it is started again.
     """
     from firm.data.folder import find_files
-    from firm.detector import Detector
     from firm.report.inspection import Inspection
 
     settle(device, threads)
@@ -60,7 +60,7 @@ def inspect(
         refuse_mixing(folder, images)
     if watch and (report is None or maps is not None):
         raise FirmError("--watch keeps its decisions and heat maps in the folder of --report; name that one alone")
-    detector = Detector.load(model, device=device)
+    detector = _deciding(model, device)
     if watch and report is not None:
         watch_folders(detector, images, report, as_json=as_json)
         return
@@ -78,11 +78,22 @@ def inspect(
     for _, reason in batch.quarantined:
         say(f"left out: {reason}")
     if not batch.verdicts:
-        raise FirmError("none of the images could be read; see the lines above")
+        raise FirmError(f"none of the images could be read: {batch.quarantined[0][1]}")
     for sentence in batch.notes:
         say(f"warning: {sentence}")
     show(_values(batch, page), "\n".join(_lines(batch, page, maps)), as_json)
     raise typer.Exit(exit_code(batch))
+
+
+def _deciding(model: Path, device: str) -> Detector:
+    """The detector, which must have thresholds to decide by."""
+    from firm.calibration_file import beside
+    from firm.detector import Detector
+
+    detector = Detector.load(model, device=device)
+    if detector.calibration is None:
+        raise FirmError(f"{named(beside(model))} is missing; copy it again, or run firm calibrate with good images")
+    return detector
 
 
 def exit_code(batch: Inspection) -> int:

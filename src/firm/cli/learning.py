@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,8 +28,51 @@ from firm.cli.terminal import Update, bar, say, settle, show
 from firm.errors import FirmError, named
 
 if TYPE_CHECKING:
+    from firm.detector import Detector
+    from firm.recipes.recipe import Recipe
     from firm.runs import Run
     from firm.training import Progress
+    from firm.types import OneClass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What was asked of a fit, whatever the product."""
+
+    preset: str | None
+    settings: list[str]
+    seed: int
+    device: str
+    holdout: float
+    false_calls: float
+    fail: float
+    checkpoint_seconds: float
+    depth: int | None
+    strict: bool
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The good images of one product, read and fit to be learnt from, and by which recipe."""
+
+    recipe: Recipe
+    images: OneClass
+    left_out: list[str]
+    asked: Asked
+
+    @property
+    def key(self) -> str:
+        """Names all that decides what is learnt: kept in the detector, it tells whether that would be learnt again."""
+        import hashlib
+        import json
+        from dataclasses import asdict
+
+        from firm.images import fingerprint
+        from firm.recipes.recipe import sparse
+
+        by, wishes = self.asked, (self.asked.holdout, self.asked.false_calls, self.asked.fail)
+        seen = [fingerprint(self.images.train), asdict(self.images.depth), by.seed, wishes]
+        return hashlib.sha256(json.dumps([sparse(self.recipe), *seen], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def fit(
@@ -37,6 +81,10 @@ def fit(
     preset: Preset = None,
     encoder: Pretrained = None,
     settings: Settings = None,
+    per_folder: Annotated[
+        bool,
+        typer.Option("--per-folder", help="One product per sub-folder of DATA: each gets its own OUT/<name>.firm."),
+    ] = False,
     seed: Seed = 0,
     device: Device = "cpu",
     threads: Threads = 0,
@@ -50,18 +98,60 @@ def fit(
 ) -> None:
     """Learn from good images and write a detector. Run again after an interruption: it goes on where it was."""
     from firm.calibration_file import to_json
-    from firm.detector import Detector
+    from firm.cli.several import fit_each
+    from firm.promises import sentences
+
+    settle(device, threads)
+    asked = Asked(
+        preset=preset or ("adapted" if encoder else None),
+        settings=_with_encoder(settings, encoder),
+        seed=seed,
+        device=device,
+        holdout=holdout,
+        false_calls=false_calls,
+        fail=fail,
+        checkpoint_seconds=checkpoint_seconds,
+        depth=depth,
+        strict=strict,
+    )
+    if per_folder:
+        raise typer.Exit(fit_each(data, out, asked, as_json=as_json))
+    ready = made_ready(data, out, asked)
+    detector = learn(ready, out)
+    by = detector.decides
+    told = {"model": str(out), **detector.card(), "calibration": to_json(by), "left_out": ready.left_out}
+    learnt = f"{named(out)}: learnt {detector.origin['good_images']} good images of {ready.images.name}"
+    show(told, "\n".join([learnt, f"thresholds {by.source}", *sentences(by)]), as_json)
+    if ready.left_out:
+        raise typer.Exit(1)
+
+
+def made_ready(data: str, out: Path, asked: Asked) -> Ready:
+    """What can be refused before anything is learnt, refused; the images."""
+    from firm.doubting import check_good
     from firm.fitting import side_for
-    from firm.foretelling import foretell
     from firm.model_folder import check_target
-    from firm.promises import doubts, sentences
+
+    recipe = recipe_of(asked.preset or preset_for(data), asked.settings)
+    check_target(out)
+    images, left_out = loaded(data, side_for(recipe), depth=depth_of(asked.depth), strict=asked.strict)
+    check_good(images)
+    return Ready(recipe, images, left_out, asked)
+
+
+def learn(ready: Ready, out: Path) -> Detector:
+    """The detector of one product, learnt where it was left and written; every doubt is said."""
+    from firm.detector import Detector
+    from firm.doubting import doubts_about
+    from firm.foretelling import foretell
+    from firm.promises import doubts
     from firm.runs import claim, discard
     from firm.sisters import sisters
 
-    settle(device, threads)
-    recipe = recipe_of(preset or ("adapted" if encoder else preset_for(data)), _with_encoder(settings, encoder))
-    check_target(out)
-    images, left_out = loaded(data, side_for(recipe), depth=depth_of(depth), strict=strict)
+    recipe, images, asked = ready.recipe, ready.images, ready.asked
+    holdout, false_calls, seed = asked.holdout, asked.false_calls, asked.seed
+    for doubt in doubts_about(images, holdout=holdout, false_calls=false_calls):
+        say(f"warning: {doubt}")
     parts = sisters(images.name, images.train)
     for sentence in foretell(recipe, images, holdout=holdout, false_calls=false_calls, seed=seed, parts=parts):
         say(sentence)
@@ -73,27 +163,23 @@ def fit(
             images,
             recipe=recipe,
             seed=seed,
-            device=device,
+            device=asked.device,
             folder=folder,
             holdout=holdout,
             false_calls=false_calls,
-            fail=fail,
-            checkpoint_seconds=checkpoint_seconds,
+            fail=asked.fail,
+            checkpoint_seconds=asked.checkpoint_seconds,
             on_progress=watched(update),
             on_choice=say,
             on_images=update,
             parts=parts,
         )
+        detector.origin["asked"] = ready.key
         detector.save(out)
         discard(folder)
-    learnt = f"{named(out)}: learnt {detector.origin['good_images']} good images of {images.name}"
-    by = detector.decides
-    for doubt in doubts(by):
+    for doubt in doubts(detector.decides):
         say(f"warning: {doubt}")
-    told = {"model": str(out), **detector.card(), "calibration": to_json(by), "left_out": left_out}
-    show(told, "\n".join([learnt, f"thresholds {by.source}", *sentences(by)]), as_json)
-    if left_out:
-        raise typer.Exit(1)
+    return detector
 
 
 def _with_encoder(settings: list[str] | None, encoder: str | None) -> list[str]:

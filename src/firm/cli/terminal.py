@@ -21,6 +21,13 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def sentence(error: FirmError | OSError) -> str:
+    """What went wrong, also where only the system has a word for it."""
+    if isinstance(error, FirmError):
+        return str(error)
+    return f"cannot use {error.filename or 'a file'}: {error.strerror or error}"
+
+
 def show(machine: dict[str, Any], human: str, as_json: bool) -> None:
     """The result, for whoever asked."""
     print(json.dumps(machine) if as_json else human)

@@ -76,20 +76,23 @@ def load_folder(folder: Path, side: int = SIDE, *, depth: Depth | None = None, s
 
     A damaged file is warned about by name and left out: it never costs the good ones unless `strict` asks for it.
     """
-    train, test, depth = read_listing(list_folder(folder), Reading(side, depth, strict))
+    train, files, test, depth = read_listing(list_folder(folder), Reading(side, depth, strict))
     truth = test.truth if test.files else None
-    return OneClass(str(folder), train, test.images, test.anomalous, min(SIZE, side), truth=truth, depth=depth)
+    size = min(SIZE, side)
+    return OneClass(str(folder), train, test.images, test.anomalous, size, truth=truth, depth=depth, files=tuple(files))
 
 
-def read_listing(listing: Listing, reading: Reading) -> tuple[UInt8[Tensor, "n 3 side side"], Tested, Depth]:
-    """The images to learn from, of which there must be one, those to test on, and the depth of both."""
+def read_listing(
+    listing: Listing, reading: Reading
+) -> tuple[UInt8[Tensor, "n 3 side side"], list[Path], Tested, Depth]:
+    """The images to learn from, of which there must be one, and their files, those to test on, the depth of both."""
     depth = reading.depth or depth_of(listing.train)
     reading = replace(reading, depth=depth)
     good = _usable(_decoded(listing.train, reading), listing.home)
     test = _read_specimens(listing, reading)
     for _, reason in good.skipped + test.skipped:
         warnings.warn(f"left out: {reason}", stacklevel=2)
-    return good.images, test, depth
+    return good.images, good.files, test, depth
 
 
 def read_folder(
@@ -122,7 +125,8 @@ def find_files(paths: list[Path]) -> list[Path]:
     """
     files = [file for path in paths for file in (all_files(path) if os.path.isdir(path) else [path])]
     if not files:
-        raise FirmError(f"there is no {', '.join(sorted(SUFFIXES))} file in {', '.join(map(named, paths))}")
+        where = ", ".join(map(named, paths))
+        raise FirmError(f"there is no {', '.join(sorted(SUFFIXES))} file in {where}; give images or a folder of them")
     return files
 
 
@@ -192,7 +196,7 @@ def _images(entries: dict[Path, bool]) -> list[Path]:
     return [file for file, is_folder in entries.items() if not is_folder and file.suffix.lower() in known]
 
 
-def _folders(folder: Path) -> dict[str, Path]:
+def folders_in(folder: Path) -> dict[str, Path]:
     """The folders in a folder by their names; none of one that is not there."""
     entries = _entries(folder) if folder.is_dir() else {}
     return {inner.name: inner for inner, is_folder in entries.items() if is_folder}
@@ -219,13 +223,13 @@ def all_files(folder: Path) -> Iterator[Path]:
 
 def _test_folders(folder: Path) -> dict[str, Path]:
     """The folders of test/ by kind, in order of name; hidden ones (.ipynb_checkpoints) are no kind of defect."""
-    return _folders(folder / "test")
+    return folders_in(folder / "test")
 
 
 def _list_kinds(folder: Path, kinds: dict[str, Path], good: Path | None = None) -> Listing:
     """The images to learn from, every image of every kind with its mask, and the masks that belong to none."""
     truth = folder / "ground_truth"
-    masks = {name: _masks(kind) for name, kind in _folders(truth).items()}
+    masks = {name: _masks(kind) for name, kind in folders_in(truth).items()}
     test, claimed = list[Specimen](), set[Path]()
     for name, place in kinds.items():
         for image in image_files(place):

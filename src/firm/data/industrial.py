@@ -121,7 +121,7 @@ def read_category(
     """
     published = PUBLISHED[dataset]
     name = list(published.categories)[number]
-    train, test, depth = read_listing(_find(dataset, name, places), reading)
+    train, _, test, depth = read_listing(_find(dataset, name, places), reading)
     good = int((~test.anomalous).sum())
     _compare(f"{dataset}:{name}", Category(len(train), good, len(test.files)), published.categories[name])
     return train, test.images, test.anomalous, test.truth if test.files else None, depth
