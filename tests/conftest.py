@@ -23,6 +23,7 @@ CHECKED = [
         "encoder",
         "evaluate",
         "foreground",
+        "ignoring",
         "images",
         "localisation",
         "localiser",

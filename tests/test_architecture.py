@@ -21,6 +21,7 @@ ORDER = (
     "colour",
     "data",
     "foreground",
+    "ignoring",
     "conditioning",
     "sisters",
     "outliers",

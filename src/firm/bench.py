@@ -21,12 +21,12 @@ import torch
 
 import firm
 from firm.data import load
-from firm.detector import network_of
 from firm.encoder import Network
 from firm.evaluate import balanced_subset, evaluate
 from firm.fitting import task_of
 from firm.recipes.experiment import Experiment
 from firm.recipes.recipe import from_json, to_json
+from firm.restoring import network_of
 from firm.runs import Run, claim, discard
 from firm.scores import SCORINGS, Scoring, with_k
 from firm.storage import write_atomically

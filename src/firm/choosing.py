@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Bool, UInt8
 from torch import Tensor
 
 from firm.adaptor import Pretrained, cell_features
@@ -81,7 +81,7 @@ def choose(
     candidates = list(_candidates(recipe, rule, images))
     conditioning, reach = candidates[0]
     if len(candidates) > 1:
-        best = _best(_tried(candidates, settled, data.name, images, seed, device, tell))
+        best = _best(_tried(candidates, settled, replace(data, train=images), seed, device, tell))
         tell(f"chosen: {best.sentence()}")
         conditioning, reach = best.conditioning, best.reach
     settled = replace(settled, conditioning=conditioning, memory=replace(settled.memory, reach=reach))
@@ -127,20 +127,20 @@ def _candidates(recipe: Recipe, rule: Rule, images: Tensor) -> list[tuple[Condit
 def _tried(
     candidates: list[tuple[Conditioning, int]],
     recipe: Recipe,
-    name: str,
-    images: Tensor,
+    data: OneClass,
     seed: int,
     device: torch.device | str,
     tell: Callable[[str], None],
 ) -> list[Choice]:
     defects = ALL if recipe.pretrained.name else Donor()  # a backbone finds every donor, plain pixels little else
-    trial = make_trial(images, sisters(name, images), recipe.conditioning.foreground, defects, seed=seed)
+    parts, rule = sisters(data.name, data.train), recipe.conditioning.foreground
+    trial = make_trial(data.train, parts, rule, defects, seed=seed, ignored=data.ignored)
     look = _looker(recipe, trial, device)
     looked: dict[Conditioning, Looked] = {}
     choices = []
     for conditioning, reach in candidates:
         if conditioning not in looked:
-            looked[conditioning] = Looked.at(trial, conditioning, look)
+            looked[conditioning] = Looked.at(trial, conditioning, look, data.ignored)
         choice = Choice(conditioning, reach, looked[conditioning].told_apart(reach, recipe, seed))
         tell(f"tried {choice.sentence()}")
         choices.append(choice)
@@ -184,8 +184,10 @@ class Looked:
     seen: dict[str, Tensor]
 
     @classmethod
-    def at(cls, trial: Trial, conditioning: Conditioning, look: Looks) -> Looked:
-        known, inspected = conditioning(trial.known), conditioning(trial.inspected)
+    def at(
+        cls, trial: Trial, conditioning: Conditioning, look: Looks, ignored: Bool[Tensor, "a b"] | None = None
+    ) -> Looked:
+        known, inspected = conditioning(trial.known, ignored), conditioning(trial.inspected, ignored)
         return cls(trial, look, known, inspected, look_at(look, known.images), look_at(look, inspected.images))
 
     def told_apart(self, reach: int, recipe: Recipe, seed: int) -> float:
@@ -194,7 +196,8 @@ class Looked:
         cells = -1 if reach < 0 else max(1, reach * stride // self.look.grid.stride)
         memory = Memory(reach=cells, standardise=recipe.memory.standardise)
         localiser = fit_localiser(self.look, self.known, memory, seed=seed, seen=self.remembered)
-        return auroc(localiser.scores(localiser.cells(self.seen, self.inspected.foreground)), self.trial.defective)
+        found = localiser.cells(self.seen, self.inspected.foreground, self.inspected.hidden())
+        return auroc(localiser.scores(found), self.trial.defective)
 
 
 def _best(choices: list[Choice]) -> Choice:

@@ -6,7 +6,7 @@ itself alone, so a part on the line is treated as the parts that were learnt fro
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import cv2
 import numpy as np
@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
 from firm.foreground import Rule, foreground
+from firm.ignoring import filled, scaled
 from firm.types import FirmError
 
 LIGHTS = ("none", "median", "local")
@@ -46,8 +47,15 @@ class Conditioning:
         if self.align and self.foreground.method == "ones":
             raise FirmError("conditioning.align needs an object on a background; set conditioning.foreground.method")
 
-    def __call__(self, images: UInt8[Tensor, "n c h w"]) -> Conditioned:
+    def __call__(self, images: UInt8[Tensor, "n c h w"], ignored: Bool[Tensor, "a b"] | None = None) -> Conditioned:
+        """`ignored` pixels, in the frame of the camera, show nothing and are no object; the pose is found as ever."""
         masks = foreground(images, self.foreground)
+        if ignored is None:
+            return self._applied(images, masks)
+        here = scaled(ignored, *images.shape[-2:])
+        return self._applied(filled(images, here), masks).without(here)
+
+    def _applied(self, images: UInt8[Tensor, "n c h w"], masks: Bool[Tensor, "n h w"]) -> Conditioned:
         if self.light == "none" and not self.align:
             return Conditioned(images, masks, None)
         pixels, objects = images.permute(0, 2, 3, 1).cpu().numpy().copy(), masks.cpu().numpy().copy()
@@ -67,17 +75,46 @@ class Conditioning:
 
 @dataclass(frozen=True)
 class Conditioned:
-    """Images ready to learn from, where their objects are, and how each was moved (None: not at all)."""
+    """Images ready to learn from, where their objects are, and how each was moved (None: not at all).
+
+    `ignored` are pixels of the images as they came (None: no pixels).
+    """
 
     images: UInt8[Tensor, "n c h w"]
     foreground: Bool[Tensor, "n h w"]
     frames: Float[Tensor, "n 2 3"] | None
+    ignored: Bool[Tensor, "h w"] | None = None
+
+    def without(self, ignored: Bool[Tensor, "h w"]) -> Conditioned:
+        """The same with nothing of the object there; an object that is ignored as a whole is all that is not."""
+        marked = replace(self, ignored=ignored)
+        hidden = marked.hidden()
+        assert hidden is not None
+        seen = ~hidden.to(self.foreground.device)
+        left = self.foreground & seen
+        gone = ~left.flatten(1).any(1)
+        left[gone] = seen[gone]
+        return replace(marked, foreground=left)
+
+    def hidden(self) -> Bool[Tensor, "n h w"] | None:
+        """What is ignored, in the frame of each conditioned image."""
+        if self.ignored is None:
+            return None
+        if self.frames is None:
+            return self.ignored.expand_as(self.foreground)
+        still = self.ignored.cpu().numpy().astype(np.uint8)
+        moved = [_moved(still, frame.numpy(), cv2.INTER_NEAREST) for frame in self.frames]
+        return torch.from_numpy(np.stack(moved) > 0) if moved else self.foreground
 
     def back(self, maps: Float[Tensor, "n h w"]) -> Float[Tensor, "n h w"]:
         """Maps of the conditioned images in the frames of the images as they came.
 
-        What an aligned image has beyond the edge of the frame repeats the edge.
+        What an aligned image has beyond the edge of the frame repeats the edge. What is ignored has no heat.
         """
+        moved = self._back(maps)
+        return moved if self.ignored is None else moved.masked_fill(self.ignored.to(moved.device), 0.0)
+
+    def _back(self, maps: Float[Tensor, "n h w"]) -> Float[Tensor, "n h w"]:
         if self.frames is None:
             return maps
         height, width = maps.shape[1:]

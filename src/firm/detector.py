@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 import firm
-from firm.adaptor import Adapted, Adaptor, CellLooker
+from firm.adaptor import Adapted, CellLooker
 from firm.backbones import architecture
 from firm.calibration import Calibration, Threshold, Wishes, calibration_of, of_threshold
 from firm.calibration_file import beside, read_calibration, write_calibration
@@ -31,13 +31,14 @@ from firm.encoder import Network
 from firm.examples import NONE, Examples
 from firm.fitting import check_before, check_images, check_tiles, conditioned, data_of, looker_of
 from firm.holdout import split, wanted
+from firm.ignoring import scaled
 from firm.images import Preprocessing, Source, decode, resize
 from firm.leaks import THUMB, copies, thumbnails
 from firm.localiser import CHUNK, Localiser, Look, fit_localiser, is_grey
 from firm.model_folder import read_model, write_model
 from firm.recipes.presets import FAST, INSPECT
 from firm.recipes.recipe import Recipe, from_json, sparse, to_json
-from firm.restoring import localiser_from, network_from, under
+from firm.restoring import localiser_from, network_from, network_of, under
 from firm.runs import Run
 from firm.scores import Fitted, fit_scorings, reference_features, score_images
 from firm.sisters import describe, sisters
@@ -66,6 +67,7 @@ class Detector:
     thumbnails: UInt8[Tensor, "n s s"] = field(default_factory=lambda: torch.empty(0, THUMB, THUMB, dtype=torch.uint8))
     examples: Examples = NONE
     calibration: Calibration | None = None
+    ignored: Bool[Tensor, "s s"] | None = None  # never decides: pixels of images as they come
 
     def __post_init__(self) -> None:
         whole = {} if self.localiser else {NAME: self.recipe.score}
@@ -88,19 +90,21 @@ class Detector:
         on_choice: Callable[[str], None] | None = None,
         on_images: OnImages | None = None,
         parts: Int[Tensor, " n"] | None = None,
+        ignored: Bool[Tensor, "a b"] | None = None,
     ) -> Detector:
         """Learn from good images; a part of them is held out of training and sets the thresholds.
 
         A folder, or a name such as mvtec:screw, is learnt patch by patch unless a recipe says otherwise, tensors whole.
         `false_calls` is the wished rate of good parts that do not PASS, `fail` of those that FAIL. With a folder the
         training is resumable: call again with the same arguments after any interruption. `parts`
-        numbers the part each image shows; without it that is looked for.
+        numbers the part each image shows; without it that is looked for. `ignored` pixels, of whole images at any size,
+        never decide.
         """
         recipe = recipe or (INSPECT if isinstance(good, Path | str) else FAST)
-        data, wishes = data_of(good, recipe), Wishes(false_calls=false_calls, fail=fail)
+        data, wishes = data_of(good, recipe, ignored), Wishes(false_calls=false_calls, fail=fail)
         parts = sisters(data.name, data.train) if parts is None else parts
         learn, held_out = split(parts, holdout, seed=seed, least=wanted(false_calls))
-        check_before(recipe, data.train, len(learn))
+        check_before(recipe, data, len(learn))
         part = replace(data, train=data.train[learn])
         if on_choice is not None and describe(parts):
             on_choice(describe(parts))
@@ -153,6 +157,7 @@ class Detector:
             references = reference_features(network.encoder, preprocessing, ready.train, recipe.score.turns)
             return cls(recipe, preprocessing, network, references, origin, None, thumbnails(good.train))
         small = resize(good.train, preprocessing.size)
+        ignored = None if good.ignored is None else scaled(good.ignored, *small.shape[-2:])
         origin = origin | {"grey": is_grey(small)}
         look = looker_of(recipe, network, preprocessing, grey=origin["grey"])
         seen = None
@@ -160,11 +165,11 @@ class Detector:
             origin |= {"backbone": architecture(look.network.backbone), "licence": look.network.backbone.facts.licence}
             seen = look.kinds_from(run.task.good.features[: len(small)])  # further versions are only learnt from
         shown = sisters(good.name, good.train) if parts is None else parts
-        localiser = fit_localiser(look, recipe.conditioning(small), recipe.memory, seed=seed, seen=seen, parts=shown)
+        upright = recipe.conditioning(small, ignored)
+        localiser = fit_localiser(look, upright, recipe.memory, seed=seed, seen=seen, parts=shown)
         posed = replace(recipe.conditioning, light="none")(small).images
-        return cls(
-            recipe, preprocessing, network, [], origin, localiser, thumbnails(good.train), Examples.of(posed.cpu())
-        )
+        thumbs, examples = thumbnails(good.train), Examples.of(posed.cpu())
+        return cls(recipe, preprocessing, network, [], origin, localiser, thumbs, examples, ignored=ignored)
 
     def score(
         self, images: UInt8[Tensor, "n c h w"], on_chunk: Callable[[int], None] | None = None
@@ -191,10 +196,10 @@ class Detector:
         """Some images patch by patch."""
         if self.localiser is None:
             raise FirmError("this detector looks at whole images and cannot say where; fit with --preset inspect")
-        ready = self.recipe.conditioning(resize(images, self.preprocessing.size))
+        ready = self.recipe.conditioning(resize(images, self.preprocessing.size), self.ignored)
         look = looker_of(self.recipe, self.network, self.preprocessing, grey=self.origin["grey"])
         seen = look(ready.images)
-        cells = self.localiser.cells(seen, ready.foreground)
+        cells = self.localiser.cells(seen, ready.foreground, ready.hidden())
         if on_chunk is not None:
             on_chunk(len(images))
         return Look(ready, seen, cells, _finite(self.localiser.scores(cells, seen)))
@@ -319,6 +324,8 @@ class Detector:
         tensors |= {f"examples.{name}": value for name, value in self.examples.tensors().items()}
         if self.localiser is not None:
             tensors |= {f"localiser.{name}": value for name, value in self.localiser.tensors().items()}
+        if self.ignored is not None:
+            tensors["ignored"] = self.ignored
         return tensors
 
     def card(self) -> dict[str, Any]:
@@ -351,6 +358,7 @@ class Detector:
                 localiser_from(recipe, patches),
                 tensors.get("thumbnails", torch.empty(0, THUMB, THUMB, dtype=torch.uint8)),
                 Examples(**shown) if shown else NONE,
+                ignored=tensors.get("ignored"),
             )
             if "threshold" in card:  # schema 1
                 bound = Threshold(**card["threshold"])
@@ -372,13 +380,3 @@ def _finite(scores: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
 def _chunks(images: UInt8[Tensor, "n c h w"]) -> Sequence[UInt8[Tensor, "m c h w"]]:
     """Some images at a time; none of none, where `split` gives an empty part."""
     return images.split(CHUNK) if len(images) else ()
-
-
-def network_of(run: Run) -> Network | Adapted:
-    """What a run has trained, together with what it was trained behind."""
-    trained = run.state.network
-    if isinstance(run.task, CellTask):
-        assert isinstance(trained, Adaptor)
-        return Adapted(run.task.backbone, trained)
-    assert isinstance(trained, Network)
-    return trained

@@ -61,6 +61,8 @@ class Embedder:
         for name in DRAWING:
             del settings[name]
         text = [fingerprint(self.ready.images), self.backbone.digest, settings, self.grid.stride, *more]
+        if self.ready.ignored is not None:
+            text.append(fingerprint(self.ready.ignored))
         return hashlib.sha256(json.dumps(text, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     def features(self, images: UInt8[Tensor, "n k h w"]) -> Float[Tensor, "n r c d"]:

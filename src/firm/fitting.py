@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Bool, UInt8
 from torch import Tensor
 
 from firm.adaptor import Adapted, CellLooker
@@ -14,6 +14,7 @@ from firm.conditioning import Conditioned, Conditioning
 from firm.data import load
 from firm.data.folder import SIDE, SIZE
 from firm.encoder import Network
+from firm.ignoring import check_ignored
 from firm.images import Preprocessing, inlier_statistics, resize, resize_mask
 from firm.localiser import Looker, Looks, check_dense, is_grey, kinds_of
 from firm.recipes.recipe import Recipe
@@ -47,7 +48,7 @@ def conditioned(recipe: Recipe, data: OneClass) -> tuple[OneClass, Conditioned |
         return data, None
     size = recipe.size or data.size
     shrinks = recipe.tiling.patchwise and data.train.shape[-1] > size
-    ready = recipe.conditioning(resize(data.train, size) if shrinks else data.train)
+    ready = recipe.conditioning(resize(data.train, size) if shrinks else data.train, data.ignored)
     plain = recipe.conditioning.light == "none"
     return replace(data, train=ready.images, statistics=data.statistics if plain else None), ready
 
@@ -72,6 +73,7 @@ def task_of(recipe: Recipe, data: OneClass, *, seed: int) -> Task:
         training=recipe.training,
         seed=seed,
         foreground=foreground,
+        ignored=data.ignored,
     )
 
 
@@ -90,14 +92,24 @@ def side_for(recipe: Recipe) -> int:
     return recipe.size if recipe.tiling.patchwise and recipe.size else max(SIDE, 2 * recipe.size)
 
 
-def check_before(recipe: Recipe, good: UInt8[Tensor, "n c h w"], references: int) -> None:
+def check_before(recipe: Recipe, data: OneClass, references: int) -> None:
     """What would fail after the training is said before it."""
-    height, width = good.shape[-2:]
+    check_ignoring(recipe, data.ignored)
+    height, width = data.train.shape[-2:]
     if height != width:
         raise FirmError(f"images of {width} x {height} pixels cannot be learnt from; make them square (images.resize)")
     k = getattr(recipe.score.by, "k", 1)
     if k > references:
         raise FirmError(f"score.by.k is {k}, but only {references} good images are learnt from; use a smaller k")
+
+
+def check_ignoring(recipe: Recipe, ignored: Bool[Tensor, "a b"] | None) -> None:
+    """Only what decides patch by patch can leave pixels out."""
+    if ignored is None:
+        return
+    if not isinstance(recipe.tiling, Grid):
+        raise FirmError("this recipe looks at whole images and cannot ignore a part of them; fit with --preset inspect")
+    check_ignored(ignored)
 
 
 def check_tiles(recipe: Recipe, network: Network | Adapted, side: int) -> None:
@@ -108,17 +120,20 @@ def check_tiles(recipe: Recipe, network: Network | Adapted, side: int) -> None:
             check_dense(network.encoder, recipe.tiling, side, side)
 
 
-def data_of(good: Path | str | UInt8[Tensor, "n c h w"] | OneClass, recipe: Recipe) -> OneClass:
-    """Whatever is given to learn from; files are read at the side the recipe wants."""
-    if isinstance(good, Path | str):
-        return load(str(good), side=side_for(recipe))
-    return good if isinstance(good, OneClass) else as_data(good)
+def data_of(
+    good: Path | str | UInt8[Tensor, "n c h w"] | OneClass, recipe: Recipe, ignored: Bool[Tensor, "a b"] | None = None
+) -> OneClass:
+    """Whatever is given to learn from; files are read at the side the recipe wants. Some pixels may be ignored."""
+    data = load(str(good), side=side_for(recipe)) if isinstance(good, Path | str) else good
+    data = data if isinstance(data, OneClass) else as_data(data)
+    return data if ignored is None else replace(data, ignored=ignored)
 
 
-def as_data(good: UInt8[Tensor, "n c h w"]) -> OneClass:
+def as_data(good: UInt8[Tensor, "n c h w"], ignored: Bool[Tensor, "a b"] | None = None) -> OneClass:
     """Bare good images as a data set without a test part."""
     check_images(good)
-    return OneClass("images", good, good[:0], torch.zeros(0, dtype=torch.bool), size=min(SIZE, good.shape[-1]))
+    size = min(SIZE, good.shape[-1])
+    return OneClass("images", good, good[:0], torch.zeros(0, dtype=torch.bool), size, ignored=ignored)
 
 
 def check_images(images: Tensor) -> None:

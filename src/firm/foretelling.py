@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
@@ -11,9 +13,10 @@ from firm.bank import cost
 from firm.batching import steps_per_epoch
 from firm.cells import cell_steps
 from firm.choosing import within
+from firm.conditioning import Conditioning
 from firm.embedding import disk_costs
 from firm.encoder import ResNet18
-from firm.foreground import foreground, rule_for
+from firm.foreground import rule_for
 from firm.holdout import split, wanted
 from firm.images import Preprocessing, resize
 from firm.localiser import Looker, is_grey, kinds_of, metric_of
@@ -54,7 +57,7 @@ def foretell(
             told += disk_costs(recipe, len(learn), (*recipe.tiling.shape(side, side), numbers["backbone"]))
         told += _banks(recipe, recipe.tiling, small, numbers)
         if isinstance(recipe.views, PatchPairs) and not recipe.pretrained.name:
-            told.append(_offered(recipe, recipe.views, data.name, small, seed=seed))
+            told.append(_offered(recipe, recipe.views, replace(data, train=small), seed=seed))
     return told
 
 
@@ -89,10 +92,11 @@ def _numbers(recipe: Recipe, grid: Grid, small: UInt8[Tensor, "n c h w"]) -> dic
     return {kind: patch.shape[-1] for kind, patch in look(small[:1, :, : grid.size, : grid.size]).items()}
 
 
-def _offered(recipe: Recipe, pairs: PatchPairs, name: str, small: UInt8[Tensor, "n c h w"], *, seed: int) -> str:
+def _offered(recipe: Recipe, pairs: PatchPairs, data: OneClass, *, seed: int) -> str:
     """How many good images have a patch with enough of the object; a pose still to be chosen changes it little."""
-    rule = rule_for(name, small) if "foreground" in recipe.automatic else recipe.conditioning.foreground
-    masks = foreground(small[:FORETOLD], rule)
+    found = "foreground" in recipe.automatic
+    rule = rule_for(data.name, data.train) if found else recipe.conditioning.foreground
+    masks = Conditioning(foreground=rule)(data.train[:FORETOLD], data.ignored).foreground
     part = pairs.acceptance(Focus(masks, torch.zeros_like(masks)), rng=stream(seed, "acceptance"))
     enough = f"{100 * pairs.fore:g} % object (views.fore)"
     return f"patches: {100 * part:.0f} % of the good images offer one that is {enough}"

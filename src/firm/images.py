@@ -52,6 +52,13 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".tif", 
 MAX_BYTES = 2**30  # of a file: more than the largest image needs
 WHOLE, REAL = (255, 4095, 65535), (1.0, 255.0, 4095.0, 65535.0)  # what is taken for white where nobody says it
 
+ASIDE = {  # turns that make height of width
+    Image.Transpose.ROTATE_90,
+    Image.Transpose.ROTATE_270,
+    Image.Transpose.TRANSPOSE,
+    Image.Transpose.TRANSVERSE,
+}
+
 _one_at_a_time = threading.Lock()  # how warnings are filtered is a matter of the whole process
 
 
@@ -78,6 +85,14 @@ def turn_like(mask: npt.NDArray[np.bool_], image: Path) -> npt.NDArray[np.bool_]
     """A mask drawn on the pixels as `image` stores them, turned upright as `image` itself is."""
     with _in_a_sentence(image):
         return _turned(mask, turn_of(opened(_content(image))))  # not loaded: see _read
+
+
+def shape_of(source: File) -> tuple[int, int]:
+    """Height and width of an image file, upright, by its header."""
+    with _in_a_sentence(source):
+        image = opened(_content(source))
+        width, height = image.size
+        return (width, height) if turn_of(image) in ASIDE else (height, width)
 
 
 def depth_of(files: Iterable[Path]) -> Depth:

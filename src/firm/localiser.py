@@ -164,16 +164,31 @@ class Localiser:
     banks: dict[str, Bank]
     present: Float[Tensor, "r c"]
 
-    def cells(self, seen: Seen, foreground: Bool[Tensor, "n h w"]) -> Float[Tensor, "n r c"]:
+    def cells(
+        self, seen: Seen, foreground: Bool[Tensor, "n h w"], hidden: Bool[Tensor, "n h w"] | None = None
+    ) -> Float[Tensor, "n r c"]:
         """The anomaly score of every patch: the mean over the kinds of features, as far as the patch shows the object.
 
-        A patch counts in full from `tiling.object` of object on, in this image or at this place in the good ones.
+        A patch counts in full from `tiling.object` of object on, in this image or at this place in the good ones, and
+        never further than it shows pixels that are not hidden.
         """
         scores = torch.stack([bank.score(seen[kind]) for kind, bank in self.banks.items()]).mean(0)
-        if not self.grid.object:
+        if not self.grid.object and hidden is None:
             return scores
+        return scores.clamp(min=0) * self._counting(foreground, hidden)
+
+    def _counting(
+        self, foreground: Bool[Tensor, "n h w"], hidden: Bool[Tensor, "n h w"] | None
+    ) -> Float[Tensor, "n r c"]:
+        """How far every patch counts, 0 to 1."""
+        free = None if hidden is None else object_part(self.grid, ~hidden)
+        if not self.grid.object:
+            assert free is not None
+            return (free > 0).float()
         shown = torch.maximum(object_part(self.grid, foreground), self.present)
-        return scores.clamp(min=0) * (shown / self.grid.object).clamp(max=1)
+        if free is not None:
+            shown = torch.minimum(shown, free)  # the good parts may have lain elsewhere under the mask
+        return (shown / self.grid.object).clamp(max=1)
 
     def scores(self, cells: Float[Tensor, "n r c"], seen: Seen | None = None) -> Float[Tensor, " n"]:
         """The image's score: its worst patch, or the mean of its `tiling.worst` worst ones.
@@ -196,7 +211,7 @@ class Localiser:
 
     def locate(self, seen: Seen, ready: Conditioned) -> Located:
         """Scores and maps; a map lies over its image as it came, however it was aligned."""
-        cells = self.cells(seen, ready.foreground)
+        cells = self.cells(seen, ready.foreground, ready.hidden())
         return Located(self.scores(cells, seen), ready.back(self.grid.maps(cells, *ready.images.shape[-2:])))
 
     def tensors(self) -> dict[str, Tensor]:

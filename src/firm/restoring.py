@@ -1,4 +1,4 @@
-"""What a saved detector is made of, built again from its tensors."""
+"""What a detector is made of: the network a run has trained, or all of it built again from saved tensors."""
 
 from __future__ import annotations
 
@@ -8,10 +8,22 @@ from torch import Tensor
 
 from firm.adaptor import Adapted, Adaptor
 from firm.backbones import rebuild
+from firm.cells import CellTask
 from firm.encoder import Network, arranged
 from firm.localiser import Localiser, kinds_of
 from firm.recipes.recipe import Recipe
+from firm.runs import Run
 from firm.tiling import Grid
+
+
+def network_of(run: Run) -> Network | Adapted:
+    """What a run has trained, together with what it was trained behind."""
+    trained = run.state.network
+    if isinstance(run.task, CellTask):
+        assert isinstance(trained, Adaptor)
+        return Adapted(run.task.backbone, trained)
+    assert isinstance(trained, Network)
+    return trained
 
 
 def network_from(recipe: Recipe, origin: dict[str, Any], tensors: dict[str, Tensor]) -> Network | Adapted:

@@ -103,6 +103,7 @@ class Task(Teaching):
     training: Training
     seed: int
     foreground: Tensor | None = None  # bool n, h, w: the object in each image, for outliers and views that are local
+    ignored: Tensor | None = None  # bool h, w: what was taken from every foreground
 
     @property
     def steps_per_epoch(self) -> int:
@@ -137,7 +138,7 @@ class Task(Teaching):
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint(self.images)
+        return "-".join(fingerprint(named) for named in (self.images, self.ignored) if named is not None)
 
 
 @dataclass

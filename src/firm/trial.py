@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
-from firm.foreground import Rule, foreground
+from firm.conditioning import Conditioning
+from firm.foreground import Rule
 from firm.streams import stream
 from firm.types import FirmError, OutlierSource, Scene
 
@@ -29,7 +30,13 @@ class Trial:
 
 
 def make_trial(
-    images: UInt8[Tensor, "n c h w"], parts: Int[Tensor, " n"], rule: Rule, defects: OutlierSource, *, seed: int
+    images: UInt8[Tensor, "n c h w"],
+    parts: Int[Tensor, " n"],
+    rule: Rule,
+    defects: OutlierSource,
+    *,
+    seed: int,
+    ignored: Bool[Tensor, "a b"] | None = None,
 ) -> Trial:
     """Good images, and others with and without defects; the same for every candidate. `parts` are `sisters`."""
     if len(images) < 4:
@@ -40,7 +47,8 @@ def make_trial(
     inspected, known = apart(parts, rng=rng)
     copies = min(defects.per_inlier, max(1, INSPECTED // len(inspected)))  # few images are looked at more often
     good, others = images[inspected].repeat_interleave(copies, 0), images[known]
-    scene = Scene(foreground(good, rule), others, foreground(others, rule))
+    plain = Conditioning(foreground=rule)
+    scene = Scene(plain(good, ignored).foreground, others, plain(others, ignored).foreground)
     bad = defects(good, rng=rng, copy=torch.arange(len(good)) % defects.per_inlier, scene=scene).images
     both = torch.cat([good, bad])
     light = 1 + EXPOSURE * (2 * torch.rand(len(both), 1, 1, 1, generator=rng) - 1)

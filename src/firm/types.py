@@ -73,6 +73,7 @@ class OneClass:
     truth: Truth | None = None
     depth: Depth = FULL_DEPTH  # at which its files were read
     files: tuple[Path, ...] = ()  # of the images to learn from as they were read; empty where they have none
+    ignored: Bool[Tensor, "a b"] | None = None  # pixels that must never decide, over any image of it, of any size
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,20 @@ def loaded(data: str, side: int, *, depth: Depth | None = None, strict: bool = F
     return images, [doubt for doubt in doubts if doubt.startswith("left out")]
 
 
+def with_ignored(images: OneClass, data: str, ignore: Path | None) -> OneClass:
+    """The images with the mask of what to ignore in them, if one is given; how much that is, is said."""
+    from dataclasses import replace
+
+    from firm.data import files_to_learn
+    from firm.ignoring import read_ignored
+
+    if ignore is None:
+        return images
+    mask = read_ignored(ignore, files_to_learn(data))
+    say(f"ignored: {100 * float(mask.float().mean()):.1f} % of the pixels, by {named(ignore)}")
+    return replace(images, ignored=mask)
+
+
 def refuse_mixing(folder: Path | None, paths: list[Path]) -> None:
     """What is written among the images would replace them, or be taken for images the next time."""
     if folder is None:

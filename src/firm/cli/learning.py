@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from firm.cli.inputs import depth_of, loaded, preset_for, recipe_of
+from firm.cli.inputs import depth_of, loaded, preset_for, recipe_of, with_ignored
 from firm.cli.options import (
     AsJson,
     Bits,
@@ -17,6 +17,7 @@ from firm.cli.options import (
     Device,
     Fail,
     FalseCalls,
+    Ignore,
     Preset,
     Pretrained,
     Seed,
@@ -49,6 +50,7 @@ class Asked:
     checkpoint_seconds: float
     depth: int | None
     strict: bool
+    ignore: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ class Ready:
         from firm.recipes.recipe import sparse
 
         by, wishes = self.asked, (self.asked.holdout, self.asked.false_calls, self.asked.fail)
-        seen = [fingerprint(self.images.train), asdict(self.images.depth), by.seed, wishes]
+        hidden = None if self.images.ignored is None else fingerprint(self.images.ignored)
+        seen = [fingerprint(self.images.train), asdict(self.images.depth), by.seed, wishes, hidden]
         return hashlib.sha256(json.dumps([sparse(self.recipe), *seen], sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -94,6 +97,7 @@ def fit(
     checkpoint_seconds: Annotated[float, typer.Option(help="How much work an interruption may cost.")] = 30.0,
     depth: Bits = None,
     strict: Strict = False,
+    ignore: Ignore = None,
     as_json: AsJson = False,
 ) -> None:
     """Learn from good images and write a detector. Run again after an interruption: it goes on where it was."""
@@ -113,6 +117,7 @@ def fit(
         checkpoint_seconds=checkpoint_seconds,
         depth=depth,
         strict=strict,
+        ignore=ignore,
     )
     if per_folder:
         raise typer.Exit(fit_each(data, out, asked, as_json=as_json))
@@ -129,13 +134,15 @@ def fit(
 def made_ready(data: str, out: Path, asked: Asked) -> Ready:
     """What can be refused before anything is learnt, refused; the images."""
     from firm.doubting import check_good
-    from firm.fitting import side_for
+    from firm.fitting import check_ignoring, side_for
     from firm.model_folder import check_target
 
     recipe = recipe_of(asked.preset or preset_for(data), asked.settings)
     check_target(out)
     images, left_out = loaded(data, side_for(recipe), depth=depth_of(asked.depth), strict=asked.strict)
     check_good(images)
+    images = with_ignored(images, data, asked.ignore)
+    check_ignoring(recipe, images.ignored)
     return Ready(recipe, images, left_out, asked)
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from firm.cli.inputs import loaded, recipe_of
-from firm.cli.options import AsJson, Data, Picture, Seed, Settings
+from firm.cli.inputs import loaded, recipe_of, with_ignored
+from firm.cli.options import AsJson, Data, Ignore, Picture, Seed, Settings
 from firm.cli.terminal import show
 from firm.errors import FirmError
 
@@ -21,20 +21,21 @@ SOURCES = ("donor", "nsa", "cutpaste-union")
 SHOWN, DONORS = 12, 64  # good images made into outliers, and those they may take from
 
 
-def masks(data: Data, out: Picture, settings: Settings = None, as_json: AsJson = False) -> None:
+def masks(data: Data, out: Picture, settings: Settings = None, ignore: Ignore = None, as_json: AsJson = False) -> None:
     """Draw where the object is in the good images.
 
     By --set conditioning.foreground.method=otsu and the like, else by the category's rule, else by one found on them.
     """
     from firm.choosing import describe
-    from firm.foreground import foreground
+    from firm.conditioning import Conditioning
     from firm.report.masks import draw_masks
 
     _check(out)
-    recipe, images, left_out = _settled(data, settings)
+    recipe, images, left_out = _settled(data, settings, ignore)
     rule = recipe.conditioning.foreground
-    found = foreground(images.train, rule)
-    draw_masks(images.train, found, rule, out, images.name)
+    ready = Conditioning(foreground=rule)(images.train, images.ignored)
+    found = ready.foreground
+    draw_masks(images.train, found, rule, out, images.name, ready.ignored)
     part = float(found.float().mean())
     show(
         {"picture": str(out), "rule": asdict(rule), "foreground": part, "images": len(found)},
@@ -52,6 +53,7 @@ def outliers(
         list[str] | None, typer.Option(help=f"A source of outliers; may be repeated. Else {', '.join(SOURCES)}.")
     ] = None,
     settings: Settings = None,
+    ignore: Ignore = None,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -69,8 +71,8 @@ def outliers(
     for name in sources:
         if name not in OUTLIERS:
             raise FirmError(f"no source of outliers {name!r}; use one of {', '.join(OUTLIERS)}")
-    recipe, images, left_out = _settled(data, settings)
-    ready = recipe.conditioning(images.train[:DONORS])
+    recipe, images, left_out = _settled(data, settings, ignore)
+    ready = recipe.conditioning(images.train[:DONORS], images.ignored)
     originals, scene = ready.images[:SHOWN], Scene(ready.foreground[:SHOWN], ready.images, ready.foreground)
     made = {name: OUTLIERS[name](originals, rng=stream(seed, "sheet", name), scene=scene) for name in sources}
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -85,11 +87,12 @@ def _check(out: Path) -> None:
         raise FirmError(f"{out} is not the name of a picture; give --out a file such as sheet.png")
 
 
-def _settled(data: str, settings: list[str] | None) -> tuple[Recipe, OneClass, list[str]]:
+def _settled(data: str, settings: list[str] | None, ignore: Path | None) -> tuple[Recipe, OneClass, list[str]]:
     """The recipe with its foreground rule, the images at its size, and what had to be left out."""
     from firm.choosing import choose
     from firm.fitting import side_for
 
     recipe = recipe_of("patches", settings)
     images, left_out = loaded(data, side_for(recipe))
+    images = with_ignored(images, data, ignore)
     return choose(recipe, images, seed=0), images, left_out

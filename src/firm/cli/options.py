@@ -40,6 +40,14 @@ Pretrained = Annotated[
         "one of these or a ResNet (.safetensors or .pth). Minutes instead of hours.",
     ),
 ]
+Ignore = Annotated[
+    Path | None,
+    typer.Option(
+        "--ignore",
+        metavar="FILE",
+        help="A mask over the images as the camera gives them: what is white in it never decides.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON result on standard output.")]
 FalseCalls = Annotated[float, typer.Option(help="Wished rate of good parts that do not PASS (REVIEW or FAIL).")]
 Fail = Annotated[float, typer.Option(help="Wished rate of good parts that FAIL.")]

@@ -18,10 +18,20 @@ from torch import Tensor
 
 from firm.data import cats_vs_dogs, cifar, fashion_mnist, industrial
 from firm.data.download import data_root, fetch
-from firm.data.folder import SIDE, Reading, load_folder, read_folder
+from firm.data.folder import SIDE, Reading, list_folder, load_folder, read_folder
 from firm.types import FULL_DEPTH, Depth, FirmError, OneClass, Split, Statistics, Truth
 
-__all__ = ["DATASETS", "Dataset", "classes", "data_root", "fetch", "load", "load_folder", "read_folder"]
+__all__ = [
+    "DATASETS",
+    "Dataset",
+    "classes",
+    "data_root",
+    "fetch",
+    "files_to_learn",
+    "load",
+    "load_folder",
+    "read_folder",
+]
 
 # train inliers, test images, which are anomalous, what is known, the depth of the files
 Sets = tuple[Tensor, Tensor, Tensor, Truth | None, Depth]
@@ -139,6 +149,18 @@ def load(
     train, test, anomalous, truth, depth = facts.read(inlier, places, reading)
     size = min(facts.size, kept) if facts.side else facts.size
     return OneClass(f"{dataset}:{facts.classes[inlier]}", train, test, anomalous, size, facts.statistics, truth, depth)
+
+
+def files_to_learn(name: str, root: Path | None = None) -> list[Path]:
+    """The files of the good images of a task; none of one that does not come as files of its own."""
+    folder = folder_named(name, root)
+    if folder is not None:
+        return list_folder(folder).train
+    dataset, _, wanted = name.partition(":")
+    if dataset not in industrial.PUBLISHED:
+        return []
+    category = list(industrial.PUBLISHED[dataset].categories)[_class_number(dataset, wanted)]
+    return industrial.list_category(dataset, category, _places(dataset, data_root(root))).train
 
 
 def folder_named(name: str, root: Path | None = None) -> Path | None:

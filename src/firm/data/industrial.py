@@ -121,13 +121,13 @@ def read_category(
     """
     published = PUBLISHED[dataset]
     name = list(published.categories)[number]
-    train, _, test, depth = read_listing(_find(dataset, name, places), reading)
+    train, _, test, depth = read_listing(list_category(dataset, name, places), reading)
     good = int((~test.anomalous).sum())
     _compare(f"{dataset}:{name}", Category(len(train), good, len(test.files)), published.categories[name])
     return train, test.images, test.anomalous, test.truth if test.files else None, depth
 
 
-def _find(dataset: str, name: str, places: Sequence[Path]) -> Listing:
+def list_category(dataset: str, name: str, places: Sequence[Path]) -> Listing:
     """The first folder that holds the category in a layout one knows."""
     folders = [places[0] / name, places[-1] / f"{dataset}_{name}", *(place / name for place in places[1:])]
     for folder in folders:

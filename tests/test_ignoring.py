@@ -1,0 +1,423 @@
+"""What is ignored never decides: neither score, verdict nor region knows what lies there, wherever the part lies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch.nn import functional as F
+
+import drawings
+from commands import run
+from firm.adaptor import Pretrained
+from firm.backbones.resnet import ResNet
+from firm.bank import Bank, Memory
+from firm.conditioning import Conditioning
+from firm.detector import Detector
+from firm.embedding import embedder_of, teaching
+from firm.fitting import as_data, task_of
+from firm.foreground import Rule
+from firm.ignoring import check_ignored, filled, read_ignored, scaled
+from firm.images import resize, shape_of
+from firm.localiser import Localiser, object_part
+from firm.recipes.presets import ADAPTED, FAST, INSPECT
+from firm.recipes.recipe import Recipe, change
+from firm.tiling import Grid
+from firm.trial import make_trial
+from firm.types import FirmError
+
+SIDE = 96
+PLAIN: Recipe = change(
+    INSPECT,
+    {
+        "encoder.width": 8,
+        "encoder.head.hidden": (16,),
+        "encoder.head.out": 8,
+        "training.epochs": 0,
+        "training.batch": 16,
+        "size": SIDE,
+        "features": "pixels",
+        "memory.reach": 1,
+        "conditioning.light": "local",
+        "automatic": (),
+    },
+)
+ALIGNED = change(PLAIN, {"conditioning.align": True, "conditioning.foreground.method": "otsu"})
+ALIGNED = change(ALIGNED, {"conditioning.light": "none"})
+GOOD = drawings.screws(24).images
+TURNED = drawings.screws(24, turned=True).images
+CORNER = torch.zeros(SIDE, SIDE, dtype=torch.bool)
+CORNER[:40, :44] = True  # its border runs through patches
+
+
+def spotted(images: torch.Tensor, top: int, left: int) -> torch.Tensor:
+    """The images with a glaring square."""
+    wrong = images.clone()
+    wrong[:, :, top : top + 12, left : left + 12] = 255 - wrong[:, :, top : top + 12, left : left + 12]
+    wrong[:, :, top + 3 : top + 9, left + 3 : left + 9] = 0
+    return wrong
+
+
+def fitted(good: torch.Tensor, recipe: Recipe, ignored: torch.Tensor | None) -> Detector:
+    return Detector.fit(good, recipe=recipe, seed=0, holdout=0.2, false_calls=0.2, ignored=ignored)
+
+
+@pytest.fixture(scope="module")
+def detector() -> Detector:
+    return fitted(GOOD, PLAIN, CORNER)
+
+
+# the mask itself
+
+
+def test_every_ignored_pixel_becomes_its_nearest_free_neighbour() -> None:
+    rng = torch.Generator().manual_seed(0)
+    ignored = torch.rand(13, 17, generator=rng) < 0.8
+    images = torch.randint(256, (3, 2, 13, 17), generator=rng).to(torch.uint8)
+    after = filled(images, ignored)
+    assert torch.equal(after[:, :, ~ignored], images[:, :, ~ignored])
+    free = (~ignored).nonzero()
+    for place in ignored.nonzero():
+        away = (free - place).float().norm(dim=1)
+        near = free[away <= away.min() * 1.05 + 0.05]  # the transform knows distances to a few percent
+        candidates = [images[:, :, y, x].flatten().tolist() for y, x in near.tolist()]
+        assert after[:, :, place[0], place[1]].flatten().tolist() in candidates
+    assert torch.equal(filled(after, ignored), after)
+
+
+@pytest.mark.parametrize(("given", "wanted"), [((60, 90), (16, 16)), ((50, 31), (32, 32)), ((9, 40), (24, 24))])
+def test_a_resized_mask_covers_whatever_an_ignored_pixel_has_a_part_in(
+    given: tuple[int, int], wanted: tuple[int, int]
+) -> None:
+    ignored = torch.zeros(*given, dtype=torch.bool)
+    ignored[given[0] // 3 : given[0] // 2, given[1] // 4 : given[1] // 2] = True
+    there = scaled(ignored, *wanted)
+    assert there.shape == wanted
+    rng = torch.Generator().manual_seed(0)
+    image = torch.randint(256, (1, 1, *given), generator=rng).to(torch.uint8)
+    other = torch.where(ignored, 255 - image, image)
+    touched = (resize(image, wanted[0]) != resize(other, wanted[0]))[0, 0]
+    if min(given) >= wanted[0]:
+        assert not (touched & ~there).any()
+    over = F.adaptive_max_pool2d(ignored[None].float(), wanted)
+    assert not (there & (F.max_pool2d(over, 3, 1, 1)[0] == 0)).any()  # and no further than a pixel beyond
+    assert there[over[0] > 0].all()
+    assert torch.equal(scaled(there, *wanted), there)
+
+
+def test_what_cannot_be_meant_is_said() -> None:
+    with pytest.raises(FirmError, match="marks every pixel"):
+        check_ignored(torch.ones(4, 4, dtype=torch.bool))
+    with pytest.raises(FirmError, match="marks no pixel"):
+        check_ignored(torch.zeros(4, 4, dtype=torch.bool))
+    with pytest.raises(FirmError, match="give bool"):
+        check_ignored(torch.zeros(4, 4))
+    nearly = torch.ones(64, 64, dtype=torch.bool)
+    nearly[5, 5] = False
+    with pytest.raises(FirmError, match="leaves no pixel"):
+        scaled(nearly, 8, 8)
+    with pytest.raises(FirmError, match="whole images"):
+        Detector.fit(GOOD, recipe=FAST, ignored=CORNER)
+    with pytest.raises(FirmError, match="marks every pixel"):
+        Detector.fit(GOOD, recipe=PLAIN, ignored=torch.ones_like(CORNER))
+
+
+def test_a_file_must_lie_over_the_images(tmp_path: Path) -> None:
+    Image.new("L", (80, 60)).save(tmp_path / "part.png")
+    upright = Image.Exif()
+    upright[0x0112] = 6
+    Image.new("L", (60, 80)).save(tmp_path / "turned.jpg", exif=upright)
+    assert shape_of(tmp_path / "part.png") == shape_of(tmp_path / "turned.jpg") == (60, 80)
+    (tmp_path / "broken.png").write_bytes(b"nothing")
+    images = [tmp_path / name for name in ("broken.png", "part.png", "turned.jpg")]
+
+    def mask(width: int, height: int) -> Path:
+        drawn = np.zeros((height, width), np.uint8)
+        drawn[:10, :20] = 255
+        Image.fromarray(drawn).save(tmp_path / "mask.png")
+        return tmp_path / "mask.png"
+
+    assert int(read_ignored(mask(81, 60), images).sum()) == 200
+    assert read_ignored(mask(160, 120), images).shape == (120, 160)
+    for width, height in ((60, 80), (83, 60), (80, 62)):
+        with pytest.raises(FirmError, match=r"part\.png 80 x 60: another aspect"):
+            read_ignored(mask(width, height), images)
+
+
+# conditioning
+
+
+def test_the_mask_stays_with_the_camera_and_leaves_the_pose_alone() -> None:
+    conditioning = ALIGNED.conditioning
+    plain, without = conditioning(TURNED[:6]), conditioning(TURNED[:6], CORNER)
+    assert plain.frames is not None
+    assert without.frames is not None
+    assert torch.equal(plain.frames, without.frames)
+    assert plain.ignored is plain.hidden() is None
+    hidden = without.hidden()
+    assert hidden is not None
+    assert not (without.foreground & hidden).any()
+    assert torch.equal(without.foreground, plain.foreground & ~hidden)
+    for number in range(6):  # a pixel of the mask is found where the pose takes it
+        to = without.frames[number] @ torch.tensor([22.0, 20.0, 1.0]).double()
+        assert hidden[number, int(to[1].round().clamp(0, 95)), int(to[0].round().clamp(0, 95))]
+    heat = without.back(torch.ones(6, SIDE, SIDE))
+    assert not heat[:, CORNER].any()
+    assert (heat[:, ~CORNER] == 1).all()
+
+
+def test_an_object_that_is_ignored_as_a_whole_is_all_the_rest() -> None:
+    everything = torch.ones(SIDE, SIDE, dtype=torch.bool)
+    everything[:, 90:] = False
+    left = Conditioning(foreground=Rule(method="otsu"))(GOOD[:2], everything)
+    assert torch.equal(left.foreground, ~everything.expand(2, -1, -1))
+
+
+def test_nothing_synthetic_lies_on_what_is_ignored() -> None:
+    """Neither in training nor in the trial that chooses settings."""
+    recipe = change(PLAIN, {"training.epochs": 1, "conditioning.foreground.method": "otsu"})
+    task = task_of(recipe, as_data(GOOD, CORNER), seed=0)
+    assert task.foreground is not None
+    assert not task.foreground[:, CORNER].any()
+    assert task.replay is not None
+    made = recipe.outliers(
+        task.images, rng=torch.Generator().manual_seed(0), scene=_scene(task.images, task.foreground)
+    )
+    assert made.where is not None
+    assert made.where.any()
+    assert not made.where[:, CORNER].any()
+    seen: list[torch.Tensor] = []
+
+    def noted(images: torch.Tensor, **rest: object) -> object:
+        seen.append(rest["scene"].foreground)  # type: ignore[attr-defined]
+        return recipe.outliers(images, **rest)  # type: ignore[arg-type]
+
+    noted.per_inlier = 1  # type: ignore[attr-defined]
+    make_trial(GOOD, torch.arange(24), Rule(), noted, seed=0, ignored=CORNER)  # type: ignore[arg-type]
+    assert torch.equal(seen[0], (~CORNER).expand_as(seen[0]))
+
+
+def _scene(images: torch.Tensor, masks: torch.Tensor) -> object:
+    from firm.types import Scene
+
+    return Scene(masks, images, masks)
+
+
+def test_another_mask_is_another_training() -> None:
+    flat = torch.full_like(GOOD, 90)  # nothing to be overwritten: only the mask itself tells
+    names = {teaching(PLAIN, as_data(flat, mask), seed=0).fingerprint for mask in (None, CORNER, CORNER.T)}
+    assert len(names) == 3
+
+
+# the localiser
+
+
+@pytest.mark.parametrize("least", [0.0, 0.2])
+def test_a_patch_counts_as_far_as_it_is_not_hidden(least: float) -> None:
+    grid = Grid(size=16, stride=8, object=least)
+    hidden = CORNER.expand(2, -1, -1)
+    free = object_part(grid, ~hidden)
+
+    class Fixed(Bank):
+        def score(self, features: torch.Tensor) -> torch.Tensor:
+            return features[..., 0]
+
+    shape = free.shape[1:]
+    one_patch = torch.zeros(1, 1), torch.zeros(1).long(), torch.zeros(1).long()
+    bank = Fixed(*one_patch, tuple(shape), Memory(), torch.zeros(shape), torch.ones(shape))
+    seen = {"pixels": torch.full((2, *free.shape[1:], 1), 3.0)}
+    seen["pixels"][1] = -1.0
+    one = Localiser(grid, {"pixels": bank}, torch.ones(shape))  # at this place all good images show the object
+    cells = one.cells(seen, ~hidden, hidden)
+    wanted = 3 * ((free[0] > 0).float() if least == 0 else (free[0] / least).clamp(max=1))
+    torch.testing.assert_close(cells[0], wanted)
+    assert (cells[0][free[0] == 0] == 0).all()
+    assert (free[0] == 0).any()
+    assert not cells[1].any()
+    everywhere = torch.ones_like(hidden)
+    assert torch.equal(one.cells(seen, everywhere)[0], seen["pixels"][0, ..., 0])
+
+
+# the detector
+
+
+@pytest.mark.parametrize("least", [0.2, 0.0])
+def test_what_is_ignored_changes_nothing_and_the_same_beside_it_is_found(detector: Detector, least: float) -> None:
+    recipe = change(PLAIN, {"tiling.object": least})
+    one = detector if least else fitted(GOOD, recipe, CORNER)
+    fresh = drawings.screws(4, seed=5).images
+    clean, inside, across = (one.locate(images) for images in (fresh, spotted(fresh, 8, 8), spotted(fresh, 28, 32)))
+    assert torch.equal(clean.scores, inside.scores)
+    assert torch.equal(clean.maps, inside.maps)
+    assert torch.equal(clean.maps, across.maps)  # up to the very border
+    outside = one.locate(spotted(fresh, 64, 64))
+    assert (outside.scores > one.decides.fail).all()
+    assert not outside.maps[:, CORNER].any()
+    peak = (outside.maps[0] == outside.maps[0].max()).nonzero()[0].tolist()
+    assert 56 <= min(peak) <= max(peak) <= 84
+
+
+def test_verdict_and_regions_are_those_without_the_defect(detector: Detector) -> None:
+    fresh = drawings.screws(1, seed=5).images
+    pictures = [one[0].permute(1, 2, 0).numpy() for one in (fresh, spotted(fresh, 20, 20), spotted(fresh, 38, 50))]
+    clean, inside, outside = (detector.inspect(picture) for picture in pictures)
+    assert inside == clean
+    assert outside.verdict == "FAIL"
+    assert outside.regions
+    unaware = fitted(GOOD, PLAIN, None)
+    assert unaware.inspect(pictures[1]).verdict == "FAIL"
+    assert unaware.inspect(pictures[1]).regions
+
+
+def test_aligned_parts_under_a_mask_of_the_camera() -> None:
+    """A square that no part wears: under the mask it does not count, beside it it does, however the part lies."""
+    ignored = torch.zeros(SIDE, SIDE, dtype=torch.bool)
+    ignored[30:66, 36:60] = True
+    one = fitted(TURNED, ALIGNED, ignored)
+    fresh = drawings.screws(8, turned=True, seed=7).images
+    inside = one.locate(dulled(fresh, 44, 44))
+    assert not inside.maps[:, ignored].any()
+    clean = one.locate(fresh)
+    torch.testing.assert_close(inside.scores, clean.scores, atol=0.3, rtol=0.1)
+    assert torch.equal(one.predict(dulled(fresh, 44, 44)), one.predict(fresh))
+    bad = drawings.screws(8, turned=True, seed=7, defect=True, level=20)
+    free = torch.tensor([not bool((mask & ignored).any()) for mask in bad.masks])
+    assert int(free.sum()) >= 2
+    assert (one.score(bad.images[free]) > clean.scores.max()).all()
+
+
+def dulled(images: torch.Tensor, top: int, left: int) -> torch.Tensor:
+    """A faint square on the part, too faint to move its outline."""
+    wrong = images.clone()
+    wrong[:, :, top : top + 8, left : left + 8] = 180
+    return wrong
+
+
+def test_pretrained_features_see_beyond_their_patch_and_yet_nothing_of_it(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    path = tmp_path / "resnet18.safetensors"
+    save_file({name: value.contiguous() for name, value in ResNet("resnet18").state_dict().items()}, path)
+    changes = {
+        "pretrained": Pretrained(name=str(path), stages=(2,), margin=0, hidden=(16,), out=8),
+        "encoder.head.hidden": [8],
+        "encoder.head.out": 8,
+        "training.epochs": 1,
+        "training.batch": 32,
+        "outliers": "donor",
+        "outliers.per_inlier": 1,
+        "size": 100,  # works at a multiple of the stride
+        "automatic": ["light"],
+    }
+    large = F.interpolate(GOOD[:12].float(), size=(100, 100)).byte()
+    asked = change(ADAPTED, changes)
+    one = fitted(large, asked, F.pad(CORNER, (0, 4, 0, 4)))
+    assert one.ignored is not None
+    assert one.ignored.shape == (96, 96)
+    assert torch.equal(one.locate(spotted(large[:2], 20, 24)).maps, one.locate(large[:2]).maps)
+    assert (
+        embedder_of(one.recipe, as_data(large, CORNER), seed=0).key()
+        != embedder_of(one.recipe, as_data(large), seed=0).key()
+    )
+
+
+def test_it_is_saved_and_names_the_model(detector: Detector, tmp_path: Path) -> None:
+    detector.save(tmp_path / "part.firm")
+    loaded = Detector.load(tmp_path / "part.firm")
+    assert loaded.ignored is not None
+    assert torch.equal(loaded.ignored, CORNER)
+    assert loaded.id == detector.id
+    assert loaded.decides == detector.decides
+    wrong = spotted(GOOD[:2], 8, 8)
+    assert torch.equal(loaded.locate(wrong).maps, detector.locate(wrong).maps)
+    assert replace(detector, ignored=CORNER.T).id != detector.id
+    plain = replace(detector, ignored=None)
+    assert "ignored" not in plain.tensors()
+    assert plain.id != detector.id
+
+
+def test_a_mask_of_any_size_is_kept_at_the_side_of_the_detector() -> None:
+    large = CORNER.repeat_interleave(2, 0).repeat_interleave(3, 1)
+    one = fitted(GOOD, PLAIN, large)
+    assert one.ignored is not None
+    assert one.ignored.shape == (SIDE, SIDE)
+    assert (one.ignored | ~CORNER).all()
+    assert int((one.ignored & ~CORNER).sum()) <= 90  # one row and one column at most
+
+
+# the command line
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("parts")
+    (place / "good").mkdir()
+    for number, image in enumerate(GOOD):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(place / "good" / f"{number:02d}.png")
+    Image.fromarray(CORNER.numpy()).save(place / "mask.png")
+    Image.new("L", (SIDE, SIDE), 255).save(place / "all.png")
+    Image.new("L", (SIDE, 70), 255).save(place / "wide.png")
+    narrow = Image.new("L", (SIDE, 70))
+    narrow.putpixel((3, 3), 255)
+    narrow.save(place / "narrow.png")
+    (place / "broken.png").write_bytes(b"nothing")
+    return place
+
+
+SETTINGS = [
+    f"--set={setting}"
+    for setting in (
+        "size=96",
+        "encoder.width=8",
+        "encoder.head.hidden=[16]",
+        "training.epochs=0",
+        "features=pixels",
+        "conditioning.light=none",
+        "conditioning.align=false",
+        "memory.reach=1",
+    )
+]
+
+
+def test_fit_takes_a_mask(folder: Path, tmp_path: Path) -> None:
+    model = tmp_path / "part.firm"
+    code, _, err = run("fit", folder / "good", "-o", model, "--ignore", folder / "mask.png", *SETTINGS)
+    assert code == 0, err
+    assert "ignored: 19.1 % of the pixels" in err
+    kept = Detector.load(model).ignored
+    assert kept is not None
+    assert torch.equal(kept, CORNER)
+
+
+@pytest.mark.parametrize(
+    ("mask", "more", "sentence"),
+    [
+        ("all.png", (), "marks every pixel"),
+        ("narrow.png", (), "another aspect"),
+        ("broken.png", (), "broken.png"),
+        ("nowhere.png", (), "does not exist"),
+        ("mask.png", ("--preset=parts",), "whole images"),
+    ],
+)
+def test_fit_says_what_is_wrong_with_a_mask(
+    folder: Path, tmp_path: Path, mask: str, more: tuple[str, ...], sentence: str
+) -> None:
+    code, _, err = run("fit", folder / "good", "-o", tmp_path / "x.firm", "--ignore", folder / mask, *more)
+    assert code == 2
+    assert sentence in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "x.firm").exists()
+
+
+def test_masks_shows_what_is_ignored(folder: Path, tmp_path: Path) -> None:
+    shown = []
+    for more in ((), ("--ignore", folder / "mask.png")):
+        code, _, err = run("masks", folder / "good", "-o", tmp_path / "sheet.png", "--set=size=96", *more)
+        assert code == 0, err
+        pixels = np.asarray(Image.open(tmp_path / "sheet.png").convert("RGB")).astype(int)
+        shown.append(int(((pixels[..., 0] - pixels[..., 2]) > 40).sum()))
+    assert shown[1] > shown[0] + 1000
