@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 
@@ -9,8 +10,10 @@ import pytest
 import torch
 
 import firm.progressing as module
+from commands import run
 from firm.batching import steps_per_epoch
-from firm.data.drawn import drawn
+from firm.cli.learning import best_encoder
+from firm.data.drawn import drawn, write_folder
 from firm.detector import Detector
 from firm.holdout import split, wanted
 from firm.images import decode
@@ -18,7 +21,7 @@ from firm.progressing import LEAST, PROBES, Prober, lasting
 from firm.recipes.presets import INSPECT
 from firm.recipes.recipe import change
 from firm.report.progress import draw_progress
-from firm.runs import HISTORY
+from firm.runs import HISTORY, Run
 
 CHEAP = change(
     INSPECT,
@@ -97,3 +100,38 @@ def test_the_curve_is_drawn(tmp_path):
     lines = [{"step": n, "synthetic_auroc": 0.5 + 0.05 * n, "seconds": 6.0 * n} for n in range(1, 9)]
     assert draw_progress(lines, tmp_path / "curve.png")
     assert decode(tmp_path / "curve.png").std() > 5
+
+
+def test_minutes_on_the_command_line(tmp_path, monkeypatch):
+    write_folder(tmp_path / "plates", "plate", size=48, train=24, good=0, bad=0)
+    settings = ["training.batch=8", "encoder.width=8", "encoder.head.hidden=[8]", "size=48", "automatic=[]"]
+    settings += ["features=pixels", "tiling.size=16", "tiling.stride=16", "views.sizes=[16]", "memory.reach=1"]
+    command = ["fit", tmp_path / "plates", "-o", tmp_path / "a.firm", "--preset=inspect", "--minutes=0.1"]
+    command += [f"--set={one}" for one in settings]
+    monkeypatch.setattr(module, "lasting", lambda recipe, *_, **__: change(recipe, {"training.epochs": 3}))
+    code, out, err = run(*command, "--json")
+    assert code == 0, err
+    assert "0.1 minutes on this machine: 3 epochs" in err
+    card = json.loads(out)
+    assert card["recipe"]["training"]["epochs"] == 3
+    assert 0 <= card["origin"]["metrics"]["synthetic_auroc"]["low"] <= 1
+    assert decode(tmp_path / "a.firm" / "curve.png").std() > 5
+    monkeypatch.setattr(module, "lasting", None)  # timed once: the same command goes on with the same epochs
+    code, out, err = run(*command, "--json")
+    assert code == 0, err
+    assert json.loads(out)["recipe"]["training"]["epochs"] == 3
+
+
+def test_installed_weights_are_started_from_and_without_them_nothing_is(monkeypatch):
+    for there, found in ((True, "efficientnet-lite0"), (False, None)):
+        monkeypatch.setattr("firm.backbones.installed", lambda name, there=there: there)
+        assert best_encoder() == found
+
+
+def test_a_collapse_is_remembered_behind_a_probe(tmp_path, plates):
+    _, _, _, run_seen = watched(plates, tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / HISTORY).read_text().splitlines()]
+    assert "synthetic_auroc" in lines[-1]
+    lines[-2]["collapsed"] = True
+    (tmp_path / HISTORY).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert Run(run_seen.recipe, run_seen.task, folder=tmp_path).collapsed

@@ -47,6 +47,7 @@ class Prober:
     holdout: float = 0.1
     false_calls: float = 0.05
     seed: int = 0
+    lines: list[dict[str, Any]] = field(default_factory=list)  # the probes of the run as far as it is seen
     _learn: Tensor = field(init=False)
     _held: Tensor = field(init=False)
 
@@ -66,6 +67,7 @@ class Prober:
             run.history.write(
                 {"step": progress.step, "synthetic_auroc": round(found, 5), "seconds": round(run.seconds, 2)}
             )
+            self.lines = [line for line in run.history.lines if "synthetic_auroc" in line]
 
     def inspected(self, recipe: Recipe) -> tuple[UInt8[Tensor, "m c h w"], Bool[Tensor, " m"]]:
         """Held-out images as they are and with synthetic defects of the recipe's source, and which have one."""

@@ -86,7 +86,7 @@ class Run:
         self.state = resumed(recipe.encoder, task, device, folder, self.digest)
         self.resumed_at = self.state.step
         self.history = History(None if folder is None else folder / HISTORY, self.state.step)
-        self.collapsed = any(line.get("collapsed", False) for line in self.history.lines[-1:])
+        self.collapsed = [False, *(line["collapsed"] for line in self.history.lines if "collapsed" in line)][-1]
         # CPU time of the training alone; of a resumed run as far as its history tells
         self.seconds = max((line.get("seconds", 0.0) for line in self.history.lines), default=0.0)
 

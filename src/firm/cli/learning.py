@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +29,12 @@ from firm.cli.options import (
 from firm.cli.terminal import Update, bar, say, settle, show
 from firm.errors import FirmError, named
 
+BACKBONE = "efficientnet-lite0"
+CURVE = "curve.png"
+
 if TYPE_CHECKING:
     from firm.detector import Detector
+    from firm.progressing import Prober
     from firm.recipes.recipe import Recipe
     from firm.runs import Run
     from firm.training import Progress
@@ -51,6 +56,7 @@ class Asked:
     depth: int | None
     strict: bool
     ignore: Path | None = None
+    minutes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,10 @@ def fit(
     preset: Preset = None,
     encoder: Pretrained = None,
     settings: Settings = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Train about so long, on pretrained features if installed; draw how it goes."),
+    ] = None,
     per_folder: Annotated[
         bool,
         typer.Option("--per-folder", help="One product per sub-folder of DATA: each gets its own OUT/<name>.firm."),
@@ -106,6 +116,7 @@ def fit(
     from firm.promises import sentences
 
     settle(device, threads)
+    encoder = encoder or (best_encoder() if minutes and not preset else None)
     asked = Asked(
         preset=preset or ("adapted" if encoder else None),
         settings=_with_encoder(settings, encoder),
@@ -118,6 +129,7 @@ def fit(
         depth=depth,
         strict=strict,
         ignore=ignore,
+        minutes=minutes,
     )
     if per_folder:
         raise typer.Exit(fit_each(data, out, asked, as_json=as_json))
@@ -143,6 +155,8 @@ def made_ready(data: str, out: Path, asked: Asked) -> Ready:
     check_good(images)
     images = with_ignored(images, data, asked.ignore)
     check_ignoring(recipe, images.ignored)
+    if asked.minutes and not recipe.pretrained.name:
+        recipe = within_minutes(recipe, images, asked.minutes, run_folder(out), seed=asked.seed, device=asked.device)
     return Ready(recipe, images, left_out, asked)
 
 
@@ -151,7 +165,9 @@ def learn(ready: Ready, out: Path) -> Detector:
     from firm.detector import Detector
     from firm.doubting import doubts_about
     from firm.foretelling import foretell
+    from firm.progressing import Prober
     from firm.promises import doubts
+    from firm.report.progress import draw_progress
     from firm.runs import claim, discard
     from firm.sisters import sisters
 
@@ -162,7 +178,8 @@ def learn(ready: Ready, out: Path) -> Detector:
     parts = sisters(images.name, images.train)
     for sentence in foretell(recipe, images, holdout=holdout, false_calls=false_calls, seed=seed, parts=parts):
         say(sentence)
-    folder = out.with_name(out.name + ".run")
+    prober = Prober(images, parts, holdout=holdout, false_calls=false_calls, seed=seed) if asked.minutes else None
+    folder = run_folder(out)
     with claim(folder) as mine, bar("training") as update:
         if not mine:
             raise FirmError(f"another process is training in {folder}; wait for it or choose another --out")
@@ -176,17 +193,50 @@ def learn(ready: Ready, out: Path) -> Detector:
             false_calls=false_calls,
             fail=asked.fail,
             checkpoint_seconds=asked.checkpoint_seconds,
-            on_progress=watched(update),
+            on_progress=watched(update, prober),
             on_choice=say,
             on_images=update,
             parts=parts,
         )
         detector.origin["asked"] = ready.key
+        if prober is not None:
+            detector.origin["metrics"] = prober.proof(detector)
         detector.save(out)
+        if prober is not None and draw_progress(prober.lines, out / CURVE):
+            say(f"how the training went is drawn in {named(out / CURVE)}")
         discard(folder)
     for doubt in doubts(detector.decides):
         say(f"warning: {doubt}")
     return detector
+
+
+def run_folder(out: Path) -> Path:
+    """Where the training of a detector keeps what it needs to go on."""
+    return out.with_name(out.name + ".run")
+
+
+def best_encoder() -> str | None:
+    """The backbone to start from where there is a choice: the one whose weights are installed, if they are."""
+    from firm.backbones import installed
+
+    found = BACKBONE if installed(BACKBONE) else None
+    say(f"pretrained features of {BACKBONE}" if found else "no pretrained weights are installed: training from scratch")
+    return found
+
+
+def within_minutes(recipe: Recipe, images: OneClass, minutes: float, folder: Path, *, seed: int, device: str) -> Recipe:
+    """The recipe with the epochs that some minutes hold, as timed once: an interrupted fit goes on with the same."""
+    from firm.progressing import lasting
+    from firm.recipes.recipe import change
+    from firm.storage import write_atomically
+
+    kept = folder / "minutes.json"
+    epochs = json.loads(kept.read_bytes()).get(str(minutes)) if kept.is_file() else None
+    if epochs is None:
+        epochs = lasting(recipe, minutes, images, seed=seed, device=device).training.epochs
+        write_atomically(kept, json.dumps({str(minutes): epochs}).encode())
+    say(f"{minutes:g} minutes on this machine: {epochs} epochs")
+    return change(recipe, {"training.epochs": epochs})
 
 
 def _with_encoder(settings: list[str] | None, encoder: str | None) -> list[str]:
@@ -194,11 +244,13 @@ def _with_encoder(settings: list[str] | None, encoder: str | None) -> list[str]:
     return [*([f"pretrained.name={encoder}"] if encoder else []), *(settings or [])]
 
 
-def watched(update: Update) -> Callable[[Progress, Run], None]:
-    """Moves a bar on by the steps of a training, with the loss beside it."""
+def watched(update: Update, prober: Prober | None = None) -> Callable[[Progress, Run], None]:
+    """Moves a bar on by the steps of a training, with the loss beside it, and has it probed."""
 
     def watch(progress: Progress, run: Run) -> None:
-        loss = f"loss {run.history.lines[-1]['loss']:.3f}" if run.history.lines else ""
-        update(progress.step, progress.steps, loss)
+        losses = [line["loss"] for line in run.history.lines[-2:] if "loss" in line]
+        update(progress.step, progress.steps, f"loss {losses[-1]:.3f}" if losses else "")
+        if prober is not None:
+            prober(progress, run)
 
     return watch
