@@ -522,7 +522,7 @@ def test_real_tiles_fill_their_images():
 @pytest.mark.parametrize(("count", "channels", "shown"), [(1, 1, 1), (30, 3, 12)])
 def test_the_contact_sheet_is_a_picture_of_up_to_twelve(tmp_path, monkeypatch, count, channels, shown):
     drawn = []
-    monkeypatch.setattr("firm.report.masks._image", lambda place, image, mask: drawn.append(image))
+    monkeypatch.setattr("firm.report.masks._image", lambda place, image, *_: drawn.append(image))
     images, path = contracts.images_of(count, channels, 24, 20), tmp_path / "new" / "masks.png"
     rule = SPLITS[0]
     draw_masks(images, foreground(images, rule), rule, path, "noise")

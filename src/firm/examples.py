@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
+from firm.images import decode
+
 MOST = 2000  # pictures that are kept: some ten megabytes
 QUALITY = 85
 
@@ -38,8 +40,7 @@ class Examples:
         if not 0 <= number < len(self):
             return None
         begin = int(self.ends[number - 1]) if number else 0
-        found = cv2.imdecode(self.encoded[begin : int(self.ends[number])].numpy(), cv2.IMREAD_COLOR)
-        return None if found is None else np.asarray(cv2.cvtColor(found, cv2.COLOR_BGR2RGB), np.uint8)
+        return decode(self.encoded[begin : int(self.ends[number])].numpy().tobytes())
 
     def tensors(self) -> dict[str, Tensor]:
         return {"encoded": self.encoded, "ends": self.ends}
