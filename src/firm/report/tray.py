@@ -29,13 +29,6 @@ class Inspected:
     heat: npt.NDArray[np.float32] | None = None  # a score per pixel, for a detector that says where
 
 
-def mixed(parts: list[Inspected], each: int = 12) -> list[Inspected]:
-    """The first good and the first bad parts in turn."""
-    good = [part for part in parts if part.truth is None][:each]
-    bad = [part for part in parts if part.truth][:each]
-    return [part for pair in zip(good, bad, strict=False) for part in pair]
-
-
 def draw_tray(parts: list[Inspected], threshold: float, path: Path, *, title: str, columns: int = 8) -> None:
     """Write the tray as a PNG: frames are red where the detector calls a defect, heat maps stand below the parts."""
     rows = -(-len(parts) // columns)
