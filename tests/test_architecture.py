@@ -66,6 +66,8 @@ ORDER = (
     "explaining",
     "progressing",
     "evaluate",
+    "proving",
+    "peak",
     "bench",
     "bench_patches",
     "report",

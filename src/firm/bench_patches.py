@@ -8,21 +8,31 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from jaxtyping import UInt8
+from torch import Tensor
+
 from firm.batching import steps_per_epoch
 from firm.bench import origin
 from firm.choosing import choose
 from firm.data import load
 from firm.detector import Detector
 from firm.embedding import teaching
-from firm.evaluate import Evaluation, evaluation, look
+from firm.evaluate import evaluation, look
+from firm.holdout import split
 from firm.localisation import pixel_auroc
 from firm.metrics import auroc
+from firm.peak import forget_peak, peak_megabytes
+from firm.proving import prove
 from firm.recipes.industrial import PatchExperiment
 from firm.recipes.recipe import Recipe, change, to_json
 from firm.runs import Run
+from firm.sisters import sisters
 from firm.types import OneClass
 
 Tell = Callable[[str], None]
+
+KEPT, PARTS = 0.1, 40  # part of the good images that a proof keeps back, and parts where images share them
+PROVED = 0  # the seed of every proof
 
 
 def conduct_patches(
@@ -31,11 +41,15 @@ def conduct_patches(
     """Train with probes, then evaluate; the work folder makes it resumable.
 
     Settings are chosen on the good images with the same draw for every row and seed, so that rows differ in nothing
-    else. All good images are learnt from: there is no threshold to be held out for.
+    else. All good images are learnt from, for no threshold is to be set, unless the experiment asks for a proof.
     """
     data = load(experiment.data, side=experiment.side)
-    recipe = _lasting(experiment, _settled(experiment, data, tell), data)
+    data, kept = _kept_back(data) if experiment.proof else (data, data.train[:0])
+    forget_peak()
+    settled, choosing = _settled(experiment, data, tell)
+    recipe, started = _lasting(experiment, settled, data), time.process_time()
     task = teaching(recipe, data, seed=experiment.seed, device=device, folder=work)
+    prepared = choosing + time.process_time() - started
     run = Run(recipe, task, device=device, folder=work)
     steps = run.task.steps
     at = {steps * part // experiment.probes for part in range(1, experiment.probes)}
@@ -45,7 +59,7 @@ def conduct_patches(
             run.history.write({"step": progress.step, "probe": probe})
             if tell is not None:
                 tell(f"step {progress.step} of {steps}: {probe}")
-    final = {look: _measured(run, change(recipe, changes), data) for look, changes in experiment.looks.items()}
+    final = {look: _measured(run, change(recipe, changes), data, kept) for look, changes in experiment.looks.items()}
     lines = [line for line in run.history.lines if "loss" in line]
     return {
         "data": experiment.data,
@@ -58,25 +72,29 @@ def conduct_patches(
         "probes": [{"step": line["step"], **line["probe"]} for line in run.history.lines if "probe" in line],
         "final": final,
         "diagnostics": lines[-1] if lines else None,
+        "prepare_seconds": round(prepared, 1),
         "training_seconds": round(run.seconds, 1),
+        "peak_megabytes": peak_megabytes(),
         "resumed": run.resumed_at > 0,
         "origin": origin(device),
     }
 
 
-_choices: dict[tuple[str, int, Recipe], Recipe] = {}
+_choices: dict[tuple[str, int, bool, Recipe], tuple[Recipe, float]] = {}
 
 
-def _settled(experiment: PatchExperiment, data: OneClass, tell: Tell | None) -> Recipe:
-    """The recipe with its open settings chosen; rows that leave the same open share one trial."""
+def _settled(experiment: PatchExperiment, data: OneClass, tell: Tell | None) -> tuple[Recipe, float]:
+    """The recipe with its open settings chosen, and the CPU seconds of it; rows that leave the same open share one."""
     given = experiment.recipe
     left_open = ("conditioning", "tiling", "memory", "views", "size", "pretrained", "automatic")
     asked = replace(Recipe(), **{name: getattr(given, name) for name in left_open})
-    key = (experiment.data, experiment.side, asked)
+    key = (experiment.data, experiment.side, experiment.proof, asked)
     if key not in _choices:
-        _choices[key] = choose(asked, data, seed=0, on_choice=tell)
-    found = _choices[key]
-    return replace(given, conditioning=found.conditioning, memory=found.memory, views=found.views, automatic=())
+        started = time.process_time()
+        _choices[key] = choose(asked, data, seed=0, on_choice=tell), time.process_time() - started
+    found, seconds = _choices[key]
+    settled = replace(given, conditioning=found.conditioning, memory=found.memory, views=found.views, automatic=())
+    return settled, seconds
 
 
 def _lasting(experiment: PatchExperiment, recipe: Recipe, data: OneClass) -> Recipe:
@@ -101,25 +119,36 @@ def _probe(run: Run, recipe: Recipe, data: OneClass) -> dict[str, float]:
     return {name: round(value, 5) for name, value in values.items()}
 
 
-def _measured(run: Run, recipe: Recipe, data: OneClass) -> dict[str, Any]:
+def _measured(run: Run, recipe: Recipe, data: OneClass, kept: UInt8[Tensor, "n c h w"]) -> dict[str, Any]:
     started = time.process_time()
     detector = _detector(run, recipe, data)
     remembered = time.process_time()
     found = look(detector, data.test)
     scored = time.process_time()
-    return _rounded(evaluation(detector, found, data.test, data.anomalous, data.truth)) | {
+    measured: dict[str, Any] = asdict(evaluation(detector, found, data.test, data.anomalous, data.truth))
+    if len(kept):
+        measured["synthetic"] = asdict(prove(detector, kept, data.train, seed=PROVED))
+    return _rounded(measured) | {
         "remember_seconds": round(remembered - started, 1),
         "images_per_second": round(len(data.test) / (scored - remembered), 2),
     }
 
 
-def _rounded(found: Evaluation) -> dict[str, Any]:
+def _kept_back(data: OneClass) -> tuple[OneClass, UInt8[Tensor, "n c h w"]]:
+    """The data without some good parts, and images of those; the same ones for every row and seed."""
+    learn, kept = split(sisters(data.name, data.train), KEPT, seed=PROVED, least=PARTS)
+    return replace(data, train=data.train[learn]), data.train[kept]
+
+
+def _rounded(found: dict[str, Any]) -> dict[str, Any]:
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
             return {name: plain(inner) for name, inner in value.items()}
+        if isinstance(value, tuple):
+            return [plain(inner) for inner in value]
         return round(value, 5) if isinstance(value, float) else value
 
-    return dict(plain(asdict(found)))
+    return dict(plain(found))
 
 
 def patch_line(result: dict[str, Any]) -> str:

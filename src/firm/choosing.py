@@ -24,7 +24,7 @@ from firm.foreground import Rule, rule_for
 from firm.images import Preprocessing, resize
 from firm.localiser import Looker, Looks, Seen, fit_localiser, is_grey, look_at
 from firm.metrics import auroc
-from firm.outliers import Donor, Mixed
+from firm.outliers import KINDS, Donor, Mixed
 from firm.recipes.recipe import Recipe
 from firm.sisters import sisters
 from firm.tiling import Grid
@@ -32,10 +32,11 @@ from firm.trial import Trial, make_trial
 from firm.types import OneClass
 from firm.views import PatchPairs
 
-ALL = Mixed(sources=("donor", "nsa", "cutpaste-union", "strokes", "shades"), per_inlier=5)
+ALL = Mixed(sources=KINDS, per_inlier=len(KINDS))
 COARSE_CELL = 16  # px: cells of pretrained features in the trial
 CALM = 0.1  # most that brightness and contrast of patches vary after `local` light
 COARSE = 0.01  # part of all cells of pretrained features that is kept where each is compared with all: a coreset
+MANY = 8000  # patches of which a coreset is kept where each is compared with all: more are slow to inspect with
 WORTH = 0.02  # AUROC by which a further setting must win over a simpler one; a guess of what so few images can tell
 
 
@@ -85,12 +86,21 @@ def choose(
         tell(f"chosen: {best.sentence()}")
         conditioning, reach = best.conditioning, best.reach
     settled = replace(settled, conditioning=conditioning, memory=replace(settled.memory, reach=reach))
-    if "reach" in recipe.automatic and recipe.pretrained.name and settled.memory.reach < 0:
-        settled = replace(settled, memory=replace(settled.memory, keep=COARSE, choose="coreset"))
+    if "reach" in recipe.automatic and settled.memory.reach < 0:
+        settled = replace(settled, memory=_thinned(settled, images))
     if "light" in recipe.automatic and isinstance(settled.views, PatchPairs) and settled.conditioning.light == "local":
         # local contrast leaves little of a change of light, so patches need not vary as much
         settled = replace(settled, views=replace(settled.views, light=min(CALM, settled.views.light)))
     return settled
+
+
+def _thinned(recipe: Recipe, images: UInt8[Tensor, "n c h w"]) -> Memory:
+    """The memory of what is compared everywhere: a coreset of it."""
+    if recipe.pretrained.name:
+        return replace(recipe.memory, keep=COARSE, choose="coreset")
+    rows, columns = recipe.tiling.shape(*images.shape[-2:]) if isinstance(recipe.tiling, Grid) else (1, 1)
+    patches = len(images) * rows * columns
+    return replace(recipe.memory, keep=MANY / patches, choose="coreset") if patches > MANY else recipe.memory
 
 
 def within(recipe: Recipe, images: int) -> Recipe:

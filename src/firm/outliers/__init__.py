@@ -5,7 +5,7 @@ from __future__ import annotations
 from firm.outliers.cutpaste import CutPaste
 from firm.outliers.donor import Donor
 from firm.outliers.exposure import Exposure
-from firm.outliers.local import LOCAL
+from firm.outliers.local import KINDS, LOCAL
 from firm.outliers.mixed import Mixed
 from firm.outliers.nsa import Nsa
 from firm.outliers.nsa_classes import nsa_for
@@ -22,4 +22,17 @@ OUTLIERS: dict[str, OutlierSource] = {
     "mixed": Mixed(),
 }
 
-__all__ = ["OUTLIERS", "CutPaste", "Donor", "Exposure", "Mixed", "Nsa", "Rotations", "Shades", "Strokes", "nsa_for"]
+__all__ = [
+    "KINDS",
+    "LOCAL",
+    "OUTLIERS",
+    "CutPaste",
+    "Donor",
+    "Exposure",
+    "Mixed",
+    "Nsa",
+    "Rotations",
+    "Shades",
+    "Strokes",
+    "nsa_for",
+]

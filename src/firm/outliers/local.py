@@ -21,3 +21,5 @@ LOCAL: dict[str, OutlierSource] = {
     "shades": Shades(),
     **{f"nsa-{product}": source for product, source in NSA_CLASSES.items()},
 }
+
+KINDS = ("donor", "nsa", "cutpaste-union", "strokes", "shades")  # one of each sort, by which detectors are tried

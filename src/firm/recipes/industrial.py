@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from firm.bank import Memory
 from firm.conditioning import Conditioning
 from firm.data.industrial import PUBLISHED
+from firm.outliers import KINDS, Mixed
 from firm.recipes.presets import ADAPTED, INSPECT, PATCHES, WHOLE
 from firm.recipes.recipe import Recipe, change, digest, sparse
 from firm.types import FirmError
@@ -33,12 +34,14 @@ class PatchExperiment:
     probes: int = 1  # evenly spaced over the training, the last one at its end
     side: int = 256
     looks: dict[str, dict[str, object]] = field(default_factory=lambda: {"": {}})  # ways of scoring, on one training
+    proof: bool = False  # some good images are kept back, and synthetic defects on them looked for
 
     @property
     def name(self) -> str:
         looked = {name: sparse(getattr(self.recipe, name)) for name in ("tiling", "memory", "features", "automatic")}
         text = json.dumps([looked, self.looks], sort_keys=True)
         further = {"data": self.data, "seed": self.seed, "steps": self.steps, "probes": self.probes, "side": self.side}
+        further |= {"proof": True} if self.proof else {}
         trained = digest(self.recipe, **further, looked=hashlib.sha256(text.encode()).hexdigest())
         return f"{_readable(self.data)}-{_readable(self.row)}-{self.seed}-{trained}"
 
@@ -53,6 +56,7 @@ class PatchTable:
     data: tuple[str, ...]
     special: dict[str, dict[str, dict[str, object]]] = field(default_factory=dict)  # row -> product -> settings
     looks: dict[str, dict[str, dict[str, object]]] = field(default_factory=dict)  # row -> way of scoring -> settings
+    proof: bool = False  # see PatchExperiment
 
 
 # every row in one light, pose and reach: those the good images choose
@@ -124,6 +128,28 @@ PRETRAINED = PatchTable(
     special={"patchcore": {TILE: {"memory.keep": 0.02}}},  # a tenth of 731,136 cells takes too long to choose
     looks=dict.fromkeys(("firm", "ntxent", "supcon"), SCORED),
 )
+# by their synthetic columns, never by the others, were the settings of `adapted` chosen
+PRETRAINED_ABLATION = PatchTable(
+    title="What pays on pretrained features",
+    base=ADAPTED,
+    rows={
+        "as it is": {},
+        "stages 4": {"pretrained.stages": (4,)},
+        "stages 3 4 5": {"pretrained.stages": (3, 4, 5)},
+        "defects drawn by cells": {"pretrained.evenly": "cells"},
+        "stages 4, drawn by cells": {"pretrained.stages": (4,), "pretrained.evenly": "cells"},
+        "hard defects first": {"pretrained.hard": 1.0},
+        "adaptor 64 -> 32": {"pretrained.hidden": (64,), "pretrained.out": 32},
+        "adaptor 512 -> 128": {"pretrained.hidden": (512,), "pretrained.out": 128},
+        "donor only": {"outliers": Mixed(sources=("donor",))},
+        "nsa only": {"outliers": Mixed(sources=("nsa",))},
+        "cutpaste only": {"outliers": Mixed(sources=("cutpaste-union",))},
+        "all five kinds": {"outliers": Mixed(sources=KINDS, per_inlier=5)},
+        "two versions": {"pretrained.versions": 2},
+    },
+    data=(SCREW, TILE, "drawn:plate"),
+    proof=True,
+)
 MAIN = PatchTable(title="AUROC results on MVTec-AD", base=PATCHES, rows={"firm": {}}, data=MVTEC)
 ABLATION = PatchTable(
     title="Ablation study on MVTec-AD",
@@ -140,6 +166,7 @@ PATCH_TABLES = {
     "looks": LOOKS,
     "patch-curve": CURVE,
     "pretrained": PRETRAINED,
+    "pretrained-ablation": PRETRAINED_ABLATION,
     "mvtec": MAIN,
     "mvtec-ablation": ABLATION,
 }
@@ -162,9 +189,9 @@ def patch_experiment(table: PatchTable, data: str, row: str, scale: str, seed: i
     if table is CURVE:
         return _curve(data, row, changes, scale, seed)
     recipe = change(table.base, changes)
-    if table is PRETRAINED:  # minutes as it is
+    if table in (PRETRAINED, PRETRAINED_ABLATION):  # minutes as it is
         recipe = change(recipe, {"training.epochs": 1}) if scale == "smoke" and recipe.training.epochs else recipe
-        return PatchExperiment(data=data, row=row, recipe=recipe, seed=seed, side=side, looks=looks)
+        return PatchExperiment(data=data, row=row, recipe=recipe, seed=seed, side=side, looks=looks, proof=table.proof)
     if scale == "paper":
         return PatchExperiment(data=data, row=row, recipe=recipe, seed=seed, probes=10, looks=looks)
     if table.base in (PATCHES, WHOLE):  # the paper's network would take days
