@@ -152,11 +152,12 @@ def test_cost_and_choices_are_said_before_and_while_fitting(fitted: Done, patche
     assert few.startswith("warning: 12 good images are few: the 1 held out")
     assert detector.localiser is not None
     assert lines[0] == "training: 11 good images, 1 epochs of 2 steps"
-    for line, (kind, bank) in zip(lines[1:3], detector.localiser.banks.items(), strict=True):
+    assert lines[1].startswith("memory: about 0.7 GB")
+    for line, (kind, bank) in zip(lines[2:4], detector.localiser.banks.items(), strict=True):
         assert len(bank.vectors) == 11 * 5 * 5  # images, patches
         assert line == f"{kind} {cost(11, 5, 5, bank.vectors.shape[1], bank.memory)}"
-    assert lines[3] == "patches: 100 % of the good images offer one that is 30 % object (views.fore)"
-    assert lines[4].startswith("foreground: ")
+    assert lines[4] == "patches: 100 % of the good images offer one that is 30 % object (views.fore)"
+    assert lines[5].startswith("foreground: ")
     assert sum(line.startswith("tried light ") for line in lines) > 1
     assert sum(line.startswith("chosen: light ") for line in lines) == 1
 
@@ -172,8 +173,8 @@ def test_a_part_without_enough_object_is_foretold() -> None:
     )
     told = foretell(settled, replace(data, train=specks))
     assert told[-1] == "patches: 0 % of the good images offer one that is 90 % object (views.fore)"
-    assert [line.split()[0] for line in told] == ["training:", "encoder", "patches:"]
-    assert len(foretell(recipe("parts", **{"training.batch": 8}), data)) == 1
+    assert [line.split()[0] for line in told] == ["training:", "memory:", "encoder", "patches:"]
+    assert len(foretell(recipe("parts", **{"training.batch": 8}), data)) == 2
 
 
 @pytest.mark.parametrize(
@@ -598,7 +599,7 @@ def test_foretelling_counts_the_images_that_are_learnt_from() -> None:
     data, _ = drawn("plate", size=32, train=9, good=0, bad=0)
     learn, held_out = split(torch.arange(9), 0.5, seed=3)
     told = foretell(recipe("parts", **{"training.batch": 2, "training.epochs": 7}), data, holdout=0.5, seed=3)
-    assert told == [f"training: {len(learn)} good images, 7 epochs of {len(learn)} steps"]
+    assert told[0] == f"training: {len(learn)} good images, 7 epochs of {len(learn)} steps"
     assert len(learn) + len(held_out) == 9
     with pytest.raises(FirmError, match="fewer than one batch of 64"):
         foretell(recipe("inspect", automatic=[]), data)

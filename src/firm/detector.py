@@ -29,7 +29,8 @@ from firm.choosing import choose
 from firm.embedding import OnImages, teaching
 from firm.encoder import Network
 from firm.examples import NONE, Examples
-from firm.fitting import check_before, check_images, check_tiles, conditioned, data_of, looker_of
+from firm.fitting import check_before, check_images, check_tiles, conditioned, data_of, looker_of, side_for
+from firm.foretelling import MEMORY, most_images
 from firm.holdout import split, wanted
 from firm.ignoring import scaled
 from firm.images import Preprocessing, Source, decode, resize
@@ -91,6 +92,7 @@ class Detector:
         on_images: OnImages | None = None,
         parts: Int[Tensor, " n"] | None = None,
         ignored: Bool[Tensor, "a b"] | None = None,
+        memory: float = MEMORY,
     ) -> Detector:
         """Learn from good images; a part of them is held out of training and sets the thresholds.
 
@@ -98,10 +100,11 @@ class Detector:
         `false_calls` is the wished rate of good parts that do not PASS, `fail` of those that FAIL. With a folder the
         training is resumable: call again with the same arguments after any interruption. `parts`
         numbers the part each image shows; without it that is looked for. `ignored` pixels, of whole images at any size,
-        never decide.
+        never decide. Of a folder with more images than so many gigabytes of `memory` hold, some are drawn.
         """
         recipe = recipe or (INSPECT if isinstance(good, Path | str) else FAST)
-        data, wishes = data_of(good, recipe, ignored), Wishes(false_calls=false_calls, fail=fail)
+        wishes, most = Wishes(false_calls=false_calls, fail=fail), most_images(recipe, side_for(recipe), memory)
+        data = data_of(good, recipe, ignored, most=most)
         parts = sisters(data.name, data.train) if parts is None else parts
         learn, held_out = split(parts, holdout, seed=seed, least=wanted(false_calls))
         check_before(recipe, data, len(learn))
@@ -120,17 +123,7 @@ class Detector:
                 "the embeddings collapsed to one point, so this detector tells nothing apart; lower training.lr",
                 stacklevel=2,
             )
-        origin = {
-            "data": data.name,
-            "seed": seed,
-            "good_images": len(learn),
-            "fingerprint": task.fingerprint,
-            "task": run.digest,
-            "firm": firm.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "collapsed": run.collapsed,
-        }
+        origin = _origin(data.name, len(learn), run)
         detector = cls.remember(recipe, run, part, origin, seed=seed, parts=parts[learn])
         detector.calibration = detector._calibrated(data.train[held_out], parts[held_out], wishes)
         return detector
@@ -369,6 +362,21 @@ class Detector:
         if calibration is not False and (calibration is not True or file.exists()):
             detector.calibration = read_calibration(file, model=detector.id)
         return detector
+
+
+def _origin(data: str, good_images: int, run: Run) -> dict[str, Any]:
+    """Where a detector comes from."""
+    return {
+        "data": data,
+        "seed": run.task.seed,
+        "good_images": good_images,
+        "fingerprint": run.task.fingerprint,
+        "task": run.digest,
+        "firm": firm.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "collapsed": run.collapsed,
+    }
 
 
 def _finite(scores: Float[Tensor, " n"]) -> Float[Tensor, " n"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from firm.adaptor import Adapted, CellLooker
 from firm.conditioning import Conditioned, Conditioning
-from firm.data import load
+from firm.data import files_to_learn, load
 from firm.data.folder import SIDE, SIZE
 from firm.encoder import Network
 from firm.ignoring import check_ignored
@@ -121,12 +122,28 @@ def check_tiles(recipe: Recipe, network: Network | Adapted, side: int) -> None:
 
 
 def data_of(
-    good: Path | str | UInt8[Tensor, "n c h w"] | OneClass, recipe: Recipe, ignored: Bool[Tensor, "a b"] | None = None
+    good: Path | str | UInt8[Tensor, "n c h w"] | OneClass,
+    recipe: Recipe,
+    ignored: Bool[Tensor, "a b"] | None = None,
+    *,
+    most: int = 0,
 ) -> OneClass:
-    """Whatever is given to learn from; files are read at the side the recipe wants. Some pixels may be ignored."""
-    data = load(str(good), side=side_for(recipe)) if isinstance(good, Path | str) else good
+    """Whatever is given to learn from; files are read at the side the recipe wants, at most so many of them (0: all).
+
+    Some pixels may be ignored.
+    """
+    data = good if not isinstance(good, Path | str) else _read(str(good), side_for(recipe), most)
     data = data if isinstance(data, OneClass) else as_data(data)
     return data if ignored is None else replace(data, ignored=ignored)
+
+
+def _read(name: str, side: int, most: int) -> OneClass:
+    files = len(files_to_learn(name))
+    if 0 < most < files:
+        warnings.warn(
+            f"{files:,} good images: {most:,} of them, drawn evenly, are read; give more memory for more", stacklevel=4
+        )
+    return load(name, side=side, most=most, tested=False)
 
 
 def as_data(good: UInt8[Tensor, "n c h w"], ignored: Bool[Tensor, "a b"] | None = None) -> OneClass:

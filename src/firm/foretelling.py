@@ -24,10 +24,14 @@ from firm.recipes.recipe import Recipe
 from firm.sisters import sisters
 from firm.streams import stream
 from firm.tiling import Grid
-from firm.types import Focus, OneClass
+from firm.types import FirmError, Focus, OneClass
 from firm.views import PatchPairs
 
 FORETOLD = 64  # good images in which patches are tried before a fit
+MEMORY = 4.0  # GB a fit may take unless more is allowed: half of a plain PC
+FEWEST = 20  # good images for which the memory must suffice
+BASE = 700e6  # bytes of the libraries, the network and a step of training
+PIXELS, FEATURES = 6, 3  # how often the pixels of an image, and the features of its patches, are held at the most
 
 
 def foretell(
@@ -48,17 +52,45 @@ def foretell(
     told = [
         f"training: {len(learn)} good images, {recipe.training.epochs} epochs of {_steps(recipe, len(learn))} steps"
     ]
+    held = memory_of(recipe, data.train.shape[-1], len(data.train))
+    told.append(f"memory: about {held:.1f} GB at the most")
     if isinstance(recipe.tiling, Grid):
         side = min(recipe.size or data.size, data.train.shape[-1])
         side -= side % recipe.tiling.stride if recipe.pretrained.name else 0  # as preprocessing_of
         small = resize(data.train[learn], side)
-        numbers = _numbers(recipe, recipe.tiling, small)
+        numbers = _numbers(recipe, recipe.tiling, grey=is_grey(small))
         if recipe.pretrained.name:
             told += disk_costs(recipe, len(learn), (*recipe.tiling.shape(side, side), numbers["backbone"]))
         told += _banks(recipe, recipe.tiling, small, numbers)
         if isinstance(recipe.views, PatchPairs) and not recipe.pretrained.name:
             told.append(_offered(recipe, recipe.views, replace(data, train=small), seed=seed))
     return told
+
+
+def most_images(recipe: Recipe, side: int, gigabytes: float) -> int:
+    """How many good images a fit within so much memory can learn from."""
+    room = int((gigabytes * 1e9 - BASE) / _image_bytes(recipe, side))
+    if room < FEWEST:
+        least = (BASE + FEWEST * _image_bytes(recipe, side)) / 1e9
+        raise FirmError(f"{gigabytes:g} GB of memory are too few to learn anything in; give {least:.1f} or more")
+    return room
+
+
+def memory_of(recipe: Recipe, side: int, images: int) -> float:
+    """The gigabytes that a fit on so many good images holds at the most, about."""
+    return (BASE + images * _image_bytes(recipe, side)) / 1e9
+
+
+def _image_bytes(recipe: Recipe, side: int) -> float:
+    pixels = PIXELS * 3 * side * side
+    if not isinstance(recipe.tiling, Grid):
+        return pixels
+    worked = min(side, recipe.size or side)
+    worked -= worked % recipe.tiling.stride if recipe.pretrained.name else 0
+    rows, columns = recipe.tiling.shape(worked, worked)
+    numbers = _numbers(recipe, recipe.tiling, grey=False)
+    held = sum(numbers[kind] for kind in kinds_of(recipe.features))
+    return pixels + FEATURES * 4 * rows * columns * held
 
 
 def _steps(recipe: Recipe, images: int) -> int:
@@ -79,7 +111,7 @@ def _banks(recipe: Recipe, grid: Grid, small: UInt8[Tensor, "n c h w"], numbers:
     return told
 
 
-def _numbers(recipe: Recipe, grid: Grid, small: UInt8[Tensor, "n c h w"]) -> dict[str, int]:
+def _numbers(recipe: Recipe, grid: Grid, *, grey: bool) -> dict[str, int]:
     """How many numbers describe a patch: known of a backbone, and of an encoder told by a single patch."""
     kinds, settings = kinds_of(recipe.features), recipe.pretrained
     if settings.name:
@@ -88,8 +120,9 @@ def _numbers(recipe: Recipe, grid: Grid, small: UInt8[Tensor, "n c h w"]) -> dic
         return {"encoder": settings.out, "backbone": described}
     with torch.device("meta"):
         encoder = ResNet18(recipe.encoder)
-    look = Looker(encoder.to_empty(device="cpu"), Preprocessing(grid.size), grid, kinds, is_grey(small))
-    return {kind: patch.shape[-1] for kind, patch in look(small[:1, :, : grid.size, : grid.size]).items()}
+    look = Looker(encoder.to_empty(device="cpu"), Preprocessing(grid.size), grid, kinds, grey)
+    patch = torch.zeros(1, 3, grid.size, grid.size, dtype=torch.uint8)
+    return {kind: features.shape[-1] for kind, features in look(patch).items()}
 
 
 def _offered(recipe: Recipe, pairs: PatchPairs, data: OneClass, *, seed: int) -> str:

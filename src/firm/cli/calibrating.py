@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from firm.cli.inputs import loaded
+from firm.cli.inputs import at_most, loaded
 from firm.cli.options import AsJson, Data, Device, Fail, FalseCalls, Model, Strict, Threads
 from firm.cli.terminal import bar, counting, say, settle, show
 from firm.errors import FirmError, named
+
+ENOUGH = 5000  # good images for any threshold; they are held in memory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +55,8 @@ def calibrate(
         raise FirmError(f"{named(file)} is a folder; name the file to write")
     detector = Detector.load(model, device=device, calibration=False)
     how = detector.preprocessing
-    images, left_out = loaded(good, how.file_side, depth=how.depth, strict=strict)
+    most = at_most(good, ENOUGH, "more would not change the thresholds")
+    images, left_out = loaded(good, how.file_side, depth=how.depth, strict=strict, most=most, tested=False)
     wrong, unread = (None, []) if defects is None else _defects(defects, how, strict=strict)
     left_out += unread
     with bar("scoring") as update:

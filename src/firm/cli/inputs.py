@@ -51,17 +51,29 @@ def depth_of(bits: int | None) -> Depth | None:
     return None if bits is None else Depth(2**bits - 1)
 
 
-def loaded(data: str, side: int, *, depth: Depth | None = None, strict: bool = False) -> tuple[OneClass, list[str]]:
-    """The images, every doubt about them said, and those of the doubts that cost a file."""
+def loaded(
+    data: str, side: int, *, depth: Depth | None = None, strict: bool = False, most: int = 0, tested: bool = True
+) -> tuple[OneClass, list[str]]:
+    """The images, every doubt about them said, and those of the doubts that cost a file; see `firm.data.load`."""
     from firm.data import load
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        images = load(data, side=side, depth=depth, strict=strict)
+        images = load(data, side=side, depth=depth, strict=strict, most=most, tested=tested)
     doubts = [str(one.message) for one in caught]
     for doubt in doubts:
         say(f"warning: {doubt}")
     return images, [doubt for doubt in doubts if doubt.startswith("left out")]
+
+
+def at_most(data: str, most: int, why: str) -> int:
+    """So many good images are to be read; that others are left unread is said."""
+    from firm.data import files_to_learn
+
+    files = len(files_to_learn(data))
+    if files > most:
+        say(f"{files:,} good images: {most:,} of them, drawn evenly, are read; {why}")
+    return most
 
 
 def with_ignored(images: OneClass, data: str, ignore: Path | None) -> OneClass:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from firm.cli.inputs import depth_of, loaded, preset_for, recipe_of, with_ignored
+from firm.cli.inputs import at_most, depth_of, loaded, preset_for, recipe_of, with_ignored
 from firm.cli.options import (
     AsJson,
     Bits,
@@ -18,6 +18,7 @@ from firm.cli.options import (
     Device,
     Fail,
     FalseCalls,
+    Gigabytes,
     Ignore,
     Preset,
     Pretrained,
@@ -31,6 +32,7 @@ from firm.errors import FirmError, named
 
 BACKBONE = "efficientnet-lite0"
 CURVE = "curve.png"
+MEMORY = 4.0  # GB, as firm.foretelling.MEMORY, which takes long to import
 
 if TYPE_CHECKING:
     from firm.detector import Detector
@@ -57,6 +59,7 @@ class Asked:
     strict: bool
     ignore: Path | None = None
     minutes: float | None = None
+    memory: float = MEMORY
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,7 @@ def fit(
     depth: Bits = None,
     strict: Strict = False,
     ignore: Ignore = None,
+    memory: Gigabytes = MEMORY,
     as_json: AsJson = False,
 ) -> None:
     """Learn from good images and write a detector. Run again after an interruption: it goes on where it was."""
@@ -130,6 +134,7 @@ def fit(
         strict=strict,
         ignore=ignore,
         minutes=minutes,
+        memory=memory,
     )
     if per_folder:
         raise typer.Exit(fit_each(data, out, asked, as_json=as_json))
@@ -147,11 +152,15 @@ def made_ready(data: str, out: Path, asked: Asked) -> Ready:
     """What can be refused before anything is learnt, refused; the images."""
     from firm.doubting import check_good
     from firm.fitting import check_ignoring, side_for
+    from firm.foretelling import most_images
     from firm.model_folder import check_target
 
     recipe = recipe_of(asked.preset or preset_for(data), asked.settings)
     check_target(out)
-    images, left_out = loaded(data, side_for(recipe), depth=depth_of(asked.depth), strict=asked.strict)
+    side = side_for(recipe)
+    why = f"{asked.memory:g} GB of memory hold no more, and --memory allows it"
+    most = at_most(data, most_images(recipe, side, asked.memory), why)
+    images, left_out = loaded(data, side, depth=depth_of(asked.depth), strict=asked.strict, most=most, tested=False)
     check_good(images)
     images = with_ignored(images, data, asked.ignore)
     check_ignoring(recipe, images.ignored)

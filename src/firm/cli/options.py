@@ -48,6 +48,9 @@ Ignore = Annotated[
         help="A mask over the images as the camera gives them: what is white in it never decides.",
     ),
 ]
+Gigabytes = Annotated[
+    float, typer.Option(help="GB that may be taken; of more good images than fit into it some are drawn.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON result on standard output.")]
 FalseCalls = Annotated[float, typer.Option(help="Wished rate of good parts that do not PASS (REVIEW or FAIL).")]
 Fail = Annotated[float, typer.Option(help="Wished rate of good parts that FAIL.")]

@@ -127,25 +127,28 @@ def load(
     side: int | None = None,
     depth: Depth | None = None,
     strict: bool = False,
+    most: int = 0,
+    tested: bool = True,
 ) -> OneClass:
     """The task "dataset:class" (class by name or number), or a folder of images, also one in FIRM_DATA by its name.
 
     A data set's name wins over a folder of that name: write ./cifar10 for the folder. `side` is that at which the
     images of a folder, of an industrial set and of drawn parts are kept; the semantic sets come in one size. `depth`
     says what is white in files of more than 8 bits: a detector's for images it is to score, else found on the good
-    ones. `strict` stops at the first file of a folder or an industrial set that cannot be used.
+    ones. `strict` stops at the first file of a folder or an industrial set that cannot be used. Of these, at most
+    `most` good files are opened (0: all), drawn evenly, and without `tested` no file to test on.
     """
     dataset, _, wanted = name.partition(":")
     folder = folder_named(name, root)
     if folder is not None:
-        found = load_folder(folder, side or SIDE, depth=depth, strict=strict)
+        found = load_folder(folder, side or SIDE, depth=depth, strict=strict, most=most, tested=tested)
         return found if folder == Path(name).expanduser() else replace(found, name=name)
     if dataset not in DATASETS:
         raise FirmError(f"{name!r} is neither a folder nor a data set; the data sets are {', '.join(DATASETS)}")
     facts = DATASETS[dataset]
     inlier = _class_number(dataset, wanted)
     kept = side or facts.side
-    places, reading = _places(dataset, data_root(root)), Reading(kept, depth, strict)
+    places, reading = _places(dataset, data_root(root)), Reading(kept, depth, strict, most, tested)
     train, test, anomalous, truth, depth = facts.read(inlier, places, reading)
     size = min(facts.size, kept) if facts.side else facts.size
     return OneClass(f"{dataset}:{facts.classes[inlier]}", train, test, anomalous, size, facts.statistics, truth, depth)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from firm.errors import named
 from firm.images import SUFFIXES, decode, decode_mask, depth_of, resize, resize_mask, to_tensor, turn_like
+from firm.streams import stream
 from firm.types import FULL_DEPTH, Depth, FirmError, OneClass, Truth
 
 SIDE = 128  # at which images are kept
@@ -58,6 +59,8 @@ class Reading:
     side: int = SIDE
     depth: Depth | None = None  # None: found on the images to learn from
     strict: bool = False  # stop at the first file that cannot be used, instead of listing it and going on
+    most: int = 0  # good files that are opened, drawn evenly from all; 0: all of them
+    tested: bool = True  # images to test on are read, too
 
 
 @dataclass(frozen=True)
@@ -71,12 +74,21 @@ class Tested:
     skipped: Skipped
 
 
-def load_folder(folder: Path, side: int = SIDE, *, depth: Depth | None = None, strict: bool = False) -> OneClass:
+def load_folder(
+    folder: Path,
+    side: int = SIDE,
+    *,
+    depth: Depth | None = None,
+    strict: bool = False,
+    most: int = 0,
+    tested: bool = True,
+) -> OneClass:
     """The folder's good images to learn from, and the labelled ones to test on, none if it has none.
 
     A damaged file is warned about by name and left out: it never costs the good ones unless `strict` asks for it.
     """
-    train, files, test, depth = read_listing(list_folder(folder), Reading(side, depth, strict))
+    reading = Reading(side, depth, strict, most, tested)
+    train, files, test, depth = read_listing(list_folder(folder), reading)
     truth = test.truth if test.files else None
     size = min(SIZE, side)
     return OneClass(str(folder), train, test.images, test.anomalous, size, truth=truth, depth=depth, files=tuple(files))
@@ -86,13 +98,22 @@ def read_listing(
     listing: Listing, reading: Reading
 ) -> tuple[UInt8[Tensor, "n 3 side side"], list[Path], Tested, Depth]:
     """The images to learn from, of which there must be one, and their files, those to test on, the depth of both."""
-    depth = reading.depth or depth_of(listing.train)
+    wanted = drawn_evenly(listing.train, reading.most)
+    depth = reading.depth or depth_of(wanted)
     reading = replace(reading, depth=depth)
-    good = _usable(_decoded(listing.train, reading), listing.home)
-    test = _read_specimens(listing, reading)
+    good = _usable(_decoded(wanted, reading), listing.home)
+    test = _read_specimens(listing if reading.tested else Listing(listing.home, [], []), reading)
     for _, reason in good.skipped + test.skipped:
         warnings.warn(f"left out: {reason}", stacklevel=2)
     return good.images, good.files, test, depth
+
+
+def drawn_evenly(files: list[Path], most: int) -> list[Path]:
+    """At most so many of the files (0: all), each as likely as any other, in the order given; always the same ones."""
+    if not most or len(files) <= most:
+        return files
+    chosen = torch.randperm(len(files), generator=stream(0, "drawn files"))[:most]
+    return [files[place] for place in chosen.sort().values.tolist()]
 
 
 def read_folder(

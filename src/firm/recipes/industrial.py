@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 
 from firm.bank import Memory
-from firm.conditioning import Conditioning
+from firm.conditioning import LIGHTS, Conditioning
 from firm.data.industrial import PUBLISHED
 from firm.outliers import KINDS, Mixed
 from firm.recipes.presets import ADAPTED, INSPECT, PATCHES, WHOLE
@@ -98,6 +98,16 @@ LOOKS = PatchTable(
         }
     },
 )
+LIT = PatchTable(
+    title="The light of patches, with the encoder trained in it",
+    base=REDUCED,
+    rows={
+        f"light {light}": {"conditioning.light": light, "automatic": ("foreground", "align", "reach")}
+        for light in LIGHTS
+    },
+    data=(SCREW, TILE, "drawn:plate"),
+    proof=True,
+)
 CURVE = PatchTable(
     title="Accuracy over CPU time",
     base=REDUCED,
@@ -134,6 +144,7 @@ PRETRAINED_ABLATION = PatchTable(
     base=ADAPTED,
     rows={
         "as it is": {},
+        "unadapted": {"features": "backbone", "training.epochs": 0},
         "stages 4": {"pretrained.stages": (4,)},
         "stages 3 4 5": {"pretrained.stages": (3, 4, 5)},
         "defects drawn by cells": {"pretrained.evenly": "cells"},
@@ -146,6 +157,10 @@ PRETRAINED_ABLATION = PatchTable(
         "cutpaste only": {"outliers": Mixed(sources=("cutpaste-union",))},
         "all five kinds": {"outliers": Mixed(sources=KINDS, per_inlier=5)},
         "two versions": {"pretrained.versions": 2},
+        "patches of 5 cells": {"pretrained.pool": 5},
+        "patches of 7 cells": {"pretrained.pool": 7},
+        "3 epochs": {"training.epochs": 3},
+        "30 epochs": {"training.epochs": 30},
     },
     data=(SCREW, TILE, "drawn:plate"),
     proof=True,
@@ -164,6 +179,7 @@ ABLATION = PatchTable(
 PATCH_TABLES = {
     "patches": OBJECTIVES,
     "looks": LOOKS,
+    "lights": LIT,
     "patch-curve": CURVE,
     "pretrained": PRETRAINED,
     "pretrained-ablation": PRETRAINED_ABLATION,
@@ -197,7 +213,9 @@ def patch_experiment(table: PatchTable, data: str, row: str, scale: str, seed: i
     if table.base in (PATCHES, WHOLE):  # the paper's network would take days
         recipe = change(recipe, {"encoder": INSPECT.encoder, "training.lr": 0.1, "training.reuse": 16})
     steps = STEPS[scale] if recipe.training.epochs else 0
-    return PatchExperiment(data=data, row=row, recipe=recipe, seed=seed, steps=steps, side=side, looks=looks)
+    return PatchExperiment(
+        data=data, row=row, recipe=recipe, seed=seed, steps=steps, side=side, looks=looks, proof=table.proof
+    )
 
 
 def _curve(data: str, row: str, changes: dict[str, object], scale: str, seed: int) -> PatchExperiment:
