@@ -62,6 +62,7 @@ ORDER = (
     "choosing",
     "doubting",
     "foretelling",
+    "timing",
     "detector",
     "explaining",
     "progressing",

@@ -15,6 +15,8 @@ from firm.detector import Detector
 from firm.images import decode
 from firm.recipes.presets import INSPECT
 from firm.recipes.recipe import change
+from firm.report.board import Board
+from firm.report.heat import write_overlay
 from firm.report.page import Shown, write_page
 from firm.verdicts import Region, Verdict
 
@@ -154,3 +156,20 @@ def test_it_looks_like_something_in_light_and_dark_and_on_paper(page, tmp_path):
     page.emulate({})
     assert means["light"] > 150 > 100 > means["dark"]
     assert means["print"] > 150  # whatever the screen's scheme
+
+
+def test_the_page_of_a_watch_shows_its_heat_maps(page, tmp_path):
+    """The last test of this page: it opens another one."""
+    where = tmp_path / "heat" / "7 <b>.png.png"
+    write_overlay(where, np.full((40, 60, 3), 90, np.uint8), np.full((4, 6), 3.0, np.float32), 2.0)
+    board = Board(tmp_path / "watched.html", "Watching line 3", [0.5, 1.0, 1.5], (2.0, 3.0))
+    board.add([{"file": "7 <b>.png", "verdict": "FAIL", "score": 3.5, "map": str(where)}])
+    board.add([{"file": "8.png", "verdict": "PASS", "score": 1.1}])
+    board.write()
+    page.log("browser")
+    page.open(board.path)
+    assert page.run("return document.title") == "Watching line 3"
+    assert page.run("return [...document.images].map(i => i.naturalWidth > 0)") == [True]
+    assert page.run("return [...document.querySelectorAll('tbody tr')].length") == 2
+    assert page.run("return document.querySelector('.numbers .fail b').textContent") == "1"
+    assert page.log("browser") == []

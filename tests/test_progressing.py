@@ -11,17 +11,19 @@ import torch
 
 import firm.progressing as module
 from commands import run
-from firm.batching import steps_per_epoch
+from firm.cli.inputs import recipe_of
 from firm.cli.learning import best_encoder
 from firm.data.drawn import drawn, write_folder
 from firm.detector import Detector
+from firm.foretelling import memory_of
 from firm.holdout import split, wanted
 from firm.images import decode
 from firm.progressing import LEAST, PROBES, Prober, lasting
-from firm.recipes.presets import INSPECT
+from firm.recipes.presets import ADAPTED, INSPECT
 from firm.recipes.recipe import change
 from firm.report.progress import draw_progress
 from firm.runs import HISTORY, Run
+from firm.timing import Duration
 
 CHEAP = change(
     INSPECT,
@@ -84,14 +86,26 @@ def test_the_proof_is_of_the_whole_detector(plates, tmp_path):
     assert proof["synthetic_auroc"]["value"] > 0.7
 
 
+def lasts(monkeypatch, **seconds):
+    took = Duration(**({"choosing": 3.0, "features": 0.0, "epoch": 2.0, "epochs": 9, "memory": 5.0} | seconds))
+    monkeypatch.setattr(module, "duration", lambda *_, **__: took)
+
+
 @pytest.mark.parametrize("minutes", [0.001, 1.0, 30.0])
-def test_epochs_follow_from_the_length_of_a_step(plates, monkeypatch, minutes):
-    moments = iter(100 + 0.5 * number for number in range(100))  # half a second to a step
-    monkeypatch.setattr(module.time, "perf_counter", lambda: next(moments))
+def test_epochs_are_what_the_minutes_leave_beside_all_else(plates, monkeypatch, minutes):
+    lasts(monkeypatch, thresholds=6.0)
     found = lasting(CHEAP, minutes, plates, seed=0)
-    epoch = 0.5 * steps_per_epoch(40, 1, 8)
-    assert found.training.epochs == max(LEAST, math.floor(0.6 * 60 * minutes / epoch + 1e-9))
+    probes = PROBES * 120 * 6.0 / 60  # 60 known images and 60 inspected ones are looked at each time
+    room = (60 * minutes - 14 - probes) / 2.0
+    assert found.training.epochs == max(LEAST, math.floor(room + 1e-9))
     assert replace(found, training=replace(found.training, epochs=4)) == CHEAP
+
+
+def test_an_adaptor_is_not_trained_for_ever(plates, monkeypatch):
+    lasts(monkeypatch, thresholds=0.0)
+    asked = change(ADAPTED, {"automatic": (), "pretrained.name": "efficientnet-lite0"})
+    assert lasting(asked, 1.0, plates, seed=0).training.epochs == 26
+    assert lasting(asked, 60.0, plates, seed=0).training.epochs == 30
 
 
 def test_the_curve_is_drawn(tmp_path):
@@ -126,6 +140,44 @@ def test_installed_weights_are_started_from_and_without_them_nothing_is(monkeypa
     for there, found in ((True, "efficientnet-lite0"), (False, None)):
         monkeypatch.setattr("firm.backbones.installed", lambda name, there=there: there)
         assert best_encoder() == found
+
+
+@pytest.mark.parametrize(
+    ("options", "encoder"),
+    [
+        ((), "efficientnet-lite0"),  # nothing is asked for: what serves best is taken
+        (("--set=training.epochs=3",), ""),  # a setting is one of the preset that is the default
+        (("--preset=inspect",), ""),
+        (("--preset=inspect", "--minutes=1"), ""),
+        (("--minutes=1", "--set=training.epochs=3"), "efficientnet-lite0"),
+    ],
+)
+def test_a_fit_starts_from_installed_weights_unless_told_otherwise(options, encoder, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("firm.backbones.installed", lambda name: True)
+    monkeypatch.setattr("firm.cli.learning.made_ready", lambda data, out, asked: seen.append(asked) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run("fit", tmp_path, "-o", tmp_path / "a.firm", *options)
+    assert recipe_of(seen[0].preset or "inspect", seen[0].settings).pretrained.name == encoder
+
+
+def test_of_more_images_than_the_memory_holds_some_are_drawn(tmp_path, monkeypatch):
+    write_folder(tmp_path / "plates", "plate", size=48, train=24, good=2, bad=2)
+    monkeypatch.setattr("firm.foretelling.FEWEST", 4)
+    settings = ["training.batch=8", "encoder.width=8", "encoder.head.hidden=[8]", "size=48", "automatic=[]"]
+    settings += ["features=pixels", "tiling.size=16", "tiling.stride=16", "views.sizes=[16]", "training.epochs=1"]
+    asked = recipe_of("inspect", settings)
+    room = memory_of(asked, 48, 10) + 1e-6
+    command = ["fit", tmp_path / "plates", "-o", tmp_path / "a.firm", *[f"--set={one}" for one in settings]]
+    code, out, err = run(*command, f"--memory={room}", "--json")
+    assert code == 0, err
+    assert "24 good images: 10 of them, drawn evenly, are read; 0.7" in err
+    assert "memory: about 0.7 GB at the most" in err
+    assert json.loads(out)["origin"]["good_images"] == 9  # and one was held out
+    assert 0 <= json.loads(out)["origin"]["metrics"]["synthetic_auroc"]["low"] <= 1
+    with pytest.warns(UserWarning, match="24 good images: 10 of them, drawn evenly, are read"):
+        again = Detector.fit(tmp_path / "plates", recipe=asked, memory=room)
+    assert again.id == Detector.load(tmp_path / "a.firm").id
 
 
 def test_a_collapse_is_remembered_behind_a_probe(tmp_path, plates):

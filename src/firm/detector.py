@@ -45,6 +45,7 @@ from firm.scores import Fitted, fit_scorings, reference_features, score_images
 from firm.sisters import describe, sisters
 from firm.storage import digest
 from firm.tiling import Grid
+from firm.timing import duration
 from firm.training import Progress
 from firm.types import FirmError, Located, OneClass
 from firm.verdicts import Examined, Region, Verdict, regions_of
@@ -112,6 +113,8 @@ class Detector:
         if on_choice is not None and describe(parts):
             on_choice(describe(parts))
         recipe = choose(recipe, part, seed=seed, device=device, on_choice=on_choice)
+        if on_choice is not None:
+            on_choice(duration(recipe, part, held_out=len(held_out), seed=seed, device=device).sentence())
         task = teaching(recipe, part, seed=seed, device=device, folder=folder, on_images=on_images)
         run = Run(recipe, task, device=device, folder=folder, checkpoint_seconds=checkpoint_seconds)
         check_tiles(recipe, network_of(run), task.preprocessing.size)

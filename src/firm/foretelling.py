@@ -28,7 +28,7 @@ from firm.types import FirmError, Focus, OneClass
 from firm.views import PatchPairs
 
 FORETOLD = 64  # good images in which patches are tried before a fit
-MEMORY = 4.0  # GB a fit may take unless more is allowed: half of a plain PC
+MEMORY = 6.0  # GB a fit may take unless another amount is given
 FEWEST = 20  # good images for which the memory must suffice
 BASE = 700e6  # bytes of the libraries, the network and a step of training
 PIXELS, FEATURES = 6, 3  # how often the pixels of an image, and the features of its patches, are held at the most
@@ -50,7 +50,7 @@ def foretell(
     shown = sisters(data.name, data.train) if parts is None else parts
     learn, _ = split(shown, holdout, seed=seed, least=wanted(false_calls))
     told = [
-        f"training: {len(learn)} good images, {recipe.training.epochs} epochs of {_steps(recipe, len(learn))} steps"
+        f"training: {len(learn)} good images, {recipe.training.epochs} epochs of {steps_of(recipe, len(learn))} steps"
     ]
     held = memory_of(recipe, data.train.shape[-1], len(data.train))
     told.append(f"memory: about {held:.1f} GB at the most")
@@ -58,7 +58,7 @@ def foretell(
         side = min(recipe.size or data.size, data.train.shape[-1])
         side -= side % recipe.tiling.stride if recipe.pretrained.name else 0  # as preprocessing_of
         small = resize(data.train[learn], side)
-        numbers = _numbers(recipe, recipe.tiling, grey=is_grey(small))
+        numbers = numbers_of(recipe, recipe.tiling, grey=is_grey(small))
         if recipe.pretrained.name:
             told += disk_costs(recipe, len(learn), (*recipe.tiling.shape(side, side), numbers["backbone"]))
         told += _banks(recipe, recipe.tiling, small, numbers)
@@ -88,12 +88,12 @@ def _image_bytes(recipe: Recipe, side: int) -> float:
     worked = min(side, recipe.size or side)
     worked -= worked % recipe.tiling.stride if recipe.pretrained.name else 0
     rows, columns = recipe.tiling.shape(worked, worked)
-    numbers = _numbers(recipe, recipe.tiling, grey=False)
+    numbers = numbers_of(recipe, recipe.tiling, grey=False)
     held = sum(numbers[kind] for kind in kinds_of(recipe.features))
     return pixels + FEATURES * 4 * rows * columns * held
 
 
-def _steps(recipe: Recipe, images: int) -> int:
+def steps_of(recipe: Recipe, images: int) -> int:
     """Of an epoch on so many good images."""
     if recipe.pretrained.name:
         return cell_steps(images * recipe.pretrained.versions, recipe.training.batch)
@@ -111,7 +111,7 @@ def _banks(recipe: Recipe, grid: Grid, small: UInt8[Tensor, "n c h w"], numbers:
     return told
 
 
-def _numbers(recipe: Recipe, grid: Grid, *, grey: bool) -> dict[str, int]:
+def numbers_of(recipe: Recipe, grid: Grid, *, grey: bool) -> dict[str, int]:
     """How many numbers describe a patch: known of a backbone, and of an encoder told by a single patch."""
     kinds, settings = kinds_of(recipe.features), recipe.pretrained
     if settings.name:

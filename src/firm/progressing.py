@@ -6,7 +6,6 @@ defects on them. It says which of two trainings goes further, not how many real 
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -14,24 +13,22 @@ import torch
 from jaxtyping import Bool, UInt8
 from torch import Tensor
 
-from firm.batching import steps_per_epoch
 from firm.choosing import within
 from firm.detector import Detector
-from firm.embedding import teaching
 from firm.foreground import foreground
 from firm.holdout import split, wanted
 from firm.metrics import auroc, auroc_interval
 from firm.recipes.recipe import Recipe, change
 from firm.runs import Run
 from firm.streams import stream
+from firm.timing import duration
 from firm.training import Progress
 from firm.types import OneClass, Scene
 
 KNOWN, INSPECTED = 60, 30  # learnt images to compare with at a probe, held-out ones that are inspected
 PROBES = 8  # evenly spaced over a training
-TIMED = 4  # steps by which the length of one is told
-SHARE = 0.6  # of the time for the steps; the rest is for looking at the good images and for the thresholds
 LEAST = 5  # epochs, however little time there is
+ADAPTED_MOST = 30  # epochs of an adaptor: it learns nothing from more
 
 
 @dataclass
@@ -88,17 +85,12 @@ class Prober:
 
 
 def lasting(recipe: Recipe, minutes: float, data: OneClass, *, seed: int, device: torch.device | str = "cpu") -> Recipe:
-    """The recipe with as many epochs as some minutes on this machine are expected to hold.
+    """The recipe with as many epochs as some minutes on this machine are expected to hold, all else included.
 
-    A few steps are timed; what follows depends on the number of epochs alone, and is the same on any machine.
+    What follows depends on the number of epochs alone, and is the same on any machine.
     """
-    recipe = within(recipe, len(data.train))
-    run = Run(recipe, teaching(recipe, data, seed=seed, device=device), device=device)
-    moments = []
-    for progress in run:
-        moments.append(time.perf_counter())
-        if progress.step > TIMED:
-            break
-    step = (moments[-1] - moments[0]) / max(1, len(moments) - 1)
-    epoch = step * steps_per_epoch(len(data.train), recipe.outliers.per_inlier, recipe.training.batch)
-    return change(recipe, {"training.epochs": max(LEAST, int(SHARE * 60 * minutes / max(epoch, 1e-9)))})
+    took = duration(recipe, data, held_out=2 * INSPECTED, seed=seed, device=device)
+    probing = PROBES * (KNOWN + 2 * INSPECTED) * took.thresholds / (2 * INSPECTED)
+    room = (60 * minutes - took.fixed - probing) / max(took.epoch, 1e-9)
+    most = ADAPTED_MOST if recipe.pretrained.name else room
+    return change(within(recipe, len(data.train)), {"training.epochs": max(LEAST, int(min(room, most)))})

@@ -32,7 +32,7 @@ from firm.errors import FirmError, named
 
 BACKBONE = "efficientnet-lite0"
 CURVE = "curve.png"
-MEMORY = 4.0  # GB, as firm.foretelling.MEMORY, which takes long to import
+MEMORY = 6.0  # GB, as firm.foretelling.MEMORY, which takes long to import
 
 if TYPE_CHECKING:
     from firm.detector import Detector
@@ -120,7 +120,8 @@ def fit(
     from firm.promises import sentences
 
     settle(device, threads)
-    encoder = encoder or (best_encoder() if minutes and not preset else None)
+    left_open = not preset and (minutes or not settings) and preset_for(data) == "inspect"
+    encoder = encoder or (best_encoder() if left_open else None)
     asked = Asked(
         preset=preset or ("adapted" if encoder else None),
         settings=_with_encoder(settings, encoder),
@@ -164,7 +165,7 @@ def made_ready(data: str, out: Path, asked: Asked) -> Ready:
     check_good(images)
     images = with_ignored(images, data, asked.ignore)
     check_ignoring(recipe, images.ignored)
-    if asked.minutes and not recipe.pretrained.name:
+    if asked.minutes:
         recipe = within_minutes(recipe, images, asked.minutes, run_folder(out), seed=asked.seed, device=asked.device)
     return Ready(recipe, images, left_out, asked)
 
@@ -187,7 +188,7 @@ def learn(ready: Ready, out: Path) -> Detector:
     parts = sisters(images.name, images.train)
     for sentence in foretell(recipe, images, holdout=holdout, false_calls=false_calls, seed=seed, parts=parts):
         say(sentence)
-    prober = Prober(images, parts, holdout=holdout, false_calls=false_calls, seed=seed) if asked.minutes else None
+    prober = Prober(images, parts, holdout=holdout, false_calls=false_calls, seed=seed)
     folder = run_folder(out)
     with claim(folder) as mine, bar("training") as update:
         if not mine:
@@ -202,16 +203,16 @@ def learn(ready: Ready, out: Path) -> Detector:
             false_calls=false_calls,
             fail=asked.fail,
             checkpoint_seconds=asked.checkpoint_seconds,
-            on_progress=watched(update, prober),
+            on_progress=watched(update, prober if asked.minutes else None),
             on_choice=say,
             on_images=update,
             parts=parts,
         )
         detector.origin["asked"] = ready.key
-        if prober is not None:
+        if recipe.tiling.patchwise:
             detector.origin["metrics"] = prober.proof(detector)
         detector.save(out)
-        if prober is not None and draw_progress(prober.lines, out / CURVE):
+        if draw_progress(prober.lines, out / CURVE):
             say(f"how the training went is drawn in {named(out / CURVE)}")
         discard(folder)
     for doubt in doubts(detector.decides):

@@ -1,0 +1,79 @@
+"""What a fit will take, told from a few images; no clock of this machine decides a test."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import firm.timing as module
+from firm.bank import Memory
+from firm.data.drawn import drawn
+from firm.foretelling import MEMORY, memory_of, most_images, steps_of
+from firm.recipes.presets import ADAPTED, FAST, INSPECT
+from firm.recipes.recipe import change
+from firm.timing import Duration, duration
+from firm.types import FirmError
+
+CHEAP = change(
+    INSPECT,
+    {"features": "pixels", "training.epochs": 4, "training.batch": 8, "encoder.width": 8, "size": 48,
+     "encoder.head.hidden": (8,), "automatic": (), "memory.reach": 1, "tiling.size": 16, "tiling.stride": 16,
+     "views.sizes": (16,)},
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plates():
+    return drawn("plate", size=48, train=40, good=0, bad=0)[0]
+
+
+@pytest.fixture
+def ticking(monkeypatch):
+    """A clock that moves on by a second whenever it is read."""
+    now = iter(range(10_000))
+    monkeypatch.setattr(module.time, "perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr(module, "_speed", lambda: 1e6)
+
+
+def test_the_parts_of_a_fit_add_up(plates, ticking):
+    took = duration(CHEAP, plates, held_out=10, seed=0)
+    assert took.epoch == steps_of(CHEAP, 40)  # a second to a step
+    assert took.epochs == 4
+    assert took.choosing == took.features == 0
+    look = 1 / module.IMAGES  # eight images between two readings of the clock
+    compared = 40 * 9 * 40 * 9 * 192 / (module.SHARE * 1e6)  # every patch with all: 1 cell away is everywhere of 3 x 3
+    assert took.memory == pytest.approx(compared + 40 * look)
+    assert took.thresholds == pytest.approx(10 * (look + compared / 40))
+    assert took.seconds == pytest.approx(took.memory + took.thresholds + 4 * took.epoch)
+
+
+def test_choosing_takes_a_look_at_the_trial_in_every_light(plates, ticking):
+    took = duration(replace(CHEAP, automatic=("light",)), plates, held_out=10, seed=0)
+    assert took.choosing == pytest.approx(3 * 120 / module.IMAGES)
+
+
+def test_a_coreset_is_chosen_and_compared_with(plates, ticking):
+    kept = replace(CHEAP, memory=Memory(keep=0.1, choose="coreset"))
+    compared = 2 * 360 * 36 * 192 / (module.SHARE * 1e6)
+    assert duration(kept, plates, held_out=0, seed=0).memory == pytest.approx(compared + 40 / module.IMAGES)
+
+
+def test_whole_images_take_their_training_alone(plates, ticking):
+    asked = change(FAST, {"encoder.width": 8, "training.batch": 8, "size": 32, "encoder.head.hidden": (8,)})
+    took = duration(asked, plates, held_out=10, seed=0)
+    assert took.seconds == took.epochs * took.epoch > 0
+
+
+def test_the_sentence_leaves_out_what_takes_nothing():
+    took = Duration(choosing=6.0, features=0.0, epoch=3.0, epochs=20, memory=30.0, thresholds=0.0)
+    assert took.sentence() == "time: about 1.6 minutes on this machine (training 1.0, memory 0.5)"
+
+
+@pytest.mark.parametrize("recipe", [INSPECT, ADAPTED, FAST])
+def test_as_many_images_as_the_memory_holds(recipe):
+    for gigabytes in (1.0, MEMORY, 50.0):
+        most = most_images(recipe, 256, gigabytes)
+        assert memory_of(recipe, 256, most) <= gigabytes < memory_of(recipe, 256, most + 1)
+    with pytest.raises(FirmError, match=r"0\.7 GB of memory are too few to learn anything in; give 0\.[789] or more"):
+        most_images(recipe, 256, 0.7)
