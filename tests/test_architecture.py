@@ -71,6 +71,7 @@ ORDER = (
     "peak",
     "bench",
     "bench_patches",
+    "bench_promises",
     "report",
     "cli",
     "__main__",

@@ -14,12 +14,14 @@ import pytest
 from PIL import Image
 
 from firm.bench import FINAL, result_path, results, run_missing
+from firm.bench_promises import conduct_promise, promise_line
 from firm.metrics import aulc
 from firm.recipes.experiment import Experiment
-from firm.recipes.industrial import PATCH_TABLES, patch_plan
+from firm.recipes.industrial import PATCH_TABLES, PROMISES, patch_experiment, patch_plan
 from firm.recipes.recipe import change, to_json
 from firm.recipes.tables import TABLES, experiment, plan
 from firm.report.curves import draw_curves
+from firm.report.promises import promise_report
 from firm.report.tables import published, report
 from firm.types import FirmError
 
@@ -188,6 +190,28 @@ def test_published_numbers() -> None:
         {"ntxent": 95.8, "supcon": 97.0, "rot-supcon": 98.1, "firm": 98.6},
     )
     assert published("drawn:plate") == (1, {})
+
+
+def test_promises_are_kept_beside_what_came_true(tmp_path: Path) -> None:
+    one = patch_experiment(PROMISES, "drawn:plate", "from scratch", "smoke", 0)
+    cheap = {"features": "pixels", "training.epochs": 0, "automatic": (), "size": 64, "encoder.width": 8}
+    tiny = dataclasses.replace(one, recipe=change(one.recipe, cheap), side=64)
+    (line,) = run_missing([tiny], tmp_path, tmp_path / "work", by=conduct_promise, line=promise_line)
+    assert "of 40 good parts do not PASS, at most" in line
+    stored = json.loads(result_path(tmp_path, tiny).read_text())
+    assert stored["realised"]["review"]["of"] == 40
+    assert stored["realised"]["fail"]["count"] <= stored["realised"]["review"]["count"]
+    assert stored["caught"]["of"] == 60
+    os.replace(result_path(tmp_path, tiny), result_path(tmp_path, one))
+    page = promise_report("smoke", [0], tmp_path)
+    (row,) = [text for text in page.splitlines() if text.startswith("| drawn:plate")]
+    promised = f"{100 * stored['promised']['review']:.1f} %"
+    assert row.split(" | ")[5:7] == [promised, _share(stored["realised"]["review"])]
+
+
+def _share(found: dict[str, float]) -> str:
+    share, low, high = 100 * found["count"] / found["of"], 100 * found["low"], 100 * found["high"]
+    return f"{share:.1f} % ({found['count']} of {found['of']}; {low:.1f} to {high:.1f})"
 
 
 def test_every_stored_result_is_found_by_a_table() -> None:

@@ -93,5 +93,5 @@ def _defects(folder: Path, how: Preprocessing, *, strict: bool) -> tuple[Tensor,
     for _, reason in skipped:
         say(f"left out: {reason}")
     if not len(images):
-        raise FirmError(f"none of the defects in {named(folder)} could be read; see the lines above")
+        raise FirmError(f"none of the defects in {named(folder)} could be read: {skipped[0][1]}")
     return images, [str(file) for file, _ in skipped]

@@ -53,7 +53,7 @@ def score(
             rows += _scored(detector, some, maps, counting(update, some.total, len(rows) + len(left_out)))
             left_out += some.left_out
     if not rows:
-        raise FirmError("none of the images could be read; see the lines above")
+        raise FirmError(f"none of the images could be read: {left_out[0].removeprefix('left out: ')}")
     calls = sum(row["label"] == -1 for row in rows)
     lines = [f"{row['score']:.6f}  {CALLED[row['verdict']]}  {named(row['image'])}" for row in rows]
     lines.append(f"{calls} of {len(rows)} images above the threshold {limit:.6g}")

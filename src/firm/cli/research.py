@@ -31,7 +31,8 @@ def bench(
     table: Annotated[
         list[str],
         typer.Argument(
-            help="objectives, exposure, short-budget; patches, looks, patch-curve, pretrained, mvtec, mvtec-ablation"
+            help="objectives, exposure, short-budget; patches, looks, lights, patch-curve, pretrained, "
+            "pretrained-ablation, mvtec, mvtec-ablation; promises"
         ),
     ],
     scale: Annotated[str, typer.Option(help="smoke, short or paper; only `paper` is the paper's protocol.")] = "smoke",
@@ -55,10 +56,12 @@ def bench(
     if scale not in SCALES:
         raise FirmError(f"no scale {scale!r}; use one of {', '.join(SCALES)}")
     numbers = list(range(seeds))
-    page: _Semantic | _Patches
+    page: _Page
     if set(table) <= set(TABLES):
         page = _Semantic(table, scale, numbers, results)
-    elif set(table) <= set(PATCH_TABLES):
+    elif set(table) == {"promises"}:
+        page = _Promises(table, scale, numbers, results)
+    elif set(table) <= set(PATCH_TABLES) - {"promises"}:
         page = _Patches(table, scale, numbers, results)
     else:
         raise FirmError(f"no such tables; write some of {', '.join(TABLES)}, or some of {', '.join(PATCH_TABLES)}")
@@ -74,13 +77,29 @@ def bench(
 
 
 @dataclass(frozen=True)
-class _Semantic:
-    """Tables of classes."""
+class _Page:
+    """Tables of one sort; only some have pictures."""
 
     names: list[str]
     scale: str
     seeds: list[int]
     results: Path
+
+    def made(self, work: Path, device: str) -> Iterator[str]:
+        """The missing runs, made."""
+        raise NotImplementedError
+
+    def drawn(self, out: Path) -> dict[str, str]:
+        """The pictures beside the page, drawn, by table."""
+        return {}
+
+    def text(self, pictures: dict[str, str] | None) -> str:
+        """The page."""
+        raise NotImplementedError
+
+
+class _Semantic(_Page):
+    """Tables of classes."""
 
     def made(self, work: Path, device: str) -> Iterator[str]:
         from firm.bench import run_missing
@@ -105,14 +124,8 @@ class _Semantic:
         return report({name: TABLES[name] for name in self.names}, self.scale, self.seeds, self.results, pictures)
 
 
-@dataclass(frozen=True)
-class _Patches:
+class _Patches(_Page):
     """Tables of patches; only curves over time have a picture."""
-
-    names: list[str]
-    scale: str
-    seeds: list[int]
-    results: Path
 
     def made(self, work: Path, device: str) -> Iterator[str]:
         from firm.bench import run_missing
@@ -139,3 +152,20 @@ class _Patches:
 
         tables = {name: PATCH_TABLES[name] for name in self.names}
         return patch_report(tables, self.scale, self.seeds, self.results, pictures)
+
+
+class _Promises(_Page):
+    """What thresholds promise and what came true."""
+
+    def made(self, work: Path, device: str) -> Iterator[str]:
+        from firm.bench import run_missing
+        from firm.bench_promises import conduct_promise, promise_line
+        from firm.recipes.industrial import PROMISES, patch_plan
+
+        plan, told = patch_plan(PROMISES, self.scale, self.seeds), partial(conduct_promise, tell=say)
+        yield from run_missing(plan, self.results, work, device=device, by=told, line=promise_line)
+
+    def text(self, pictures: dict[str, str] | None) -> str:
+        from firm.report.promises import promise_report
+
+        return promise_report(self.scale, self.seeds, self.results)

@@ -1,0 +1,54 @@
+"""What thresholds promise of good parts beside what came true: detectors fitted as users fit them, on unseen parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from firm.bench import origin
+from firm.calibration import FAIL, PASS, rate_of
+from firm.data import load
+from firm.detector import Detector
+from firm.evaluate import evaluation, look
+from firm.recipes.industrial import PatchExperiment
+from firm.recipes.recipe import to_json
+
+
+def conduct_promise(
+    experiment: PatchExperiment, work: Path, *, device: str = "cpu", tell: Callable[[str], None] | None = None
+) -> dict[str, Any]:
+    """Fit on the good images with the thresholds that a fit sets unasked, then judge the images to test on."""
+    data = load(experiment.data, side=experiment.side)
+    detector = Detector.fit(
+        data, recipe=experiment.recipe, seed=experiment.seed, device=device, folder=work, on_choice=tell
+    )
+    found = evaluation(detector, look(detector, data.test), data.test, data.anomalous, data.truth)
+    by, good = detector.decides, found.confusion["good"]
+    count = sum(good.values())
+    return {
+        "data": experiment.data,
+        "row": experiment.row,
+        "seed": experiment.seed,
+        "recipe": to_json(experiment.recipe),
+        "good_images": detector.origin["good_images"],
+        "calibration": {"images": by.images, "parts": by.parts},
+        "promised": {"review": by.reviewed.kept, "fail": by.failed.kept},
+        "realised": {
+            "review": asdict(rate_of(count - good[PASS], count)),
+            "fail": asdict(rate_of(good[FAIL], count)),
+        },
+        "caught": {"share": found.caught, "of": int(data.anomalous.sum())},
+        "auroc": asdict(found.overall.auroc),
+        "origin": origin(device),
+    }
+
+
+def promise_line(result: dict[str, Any]) -> str:
+    """What came out of a run, in a few words."""
+    promised, realised = result["promised"]["review"], result["realised"]["review"]
+    return (
+        f"{realised['count']} of {realised['of']} good parts do not PASS, at most {100 * promised:.1f} % promised; "
+        f"{100 * result['caught']['share']:.1f} % of {result['caught']['of']} defects caught"
+    )

@@ -1,0 +1,48 @@
+"""Stored runs of promises -> a Markdown page: what was promised of good parts, and what came true."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from firm.recipes.industrial import PROMISES, PatchTable
+from firm.report.industrial import patch_runs
+from firm.report.tables import SCALE_NOTE
+
+HEAD = (
+    "product", "row", "seed", "good images", "held out (parts)", "REVIEW or FAIL: promised", "realised",
+    "FAIL: promised", "realised", "defects caught", "image AUROC",
+)  # fmt: skip
+
+
+def promise_report(scale: str, seeds: list[int], folder: Path, table: PatchTable = PROMISES) -> str:
+    """All runs there are, one line each."""
+    command = f"firm bench promises --scale {scale} --seeds {len(seeds)} --threads 1 --out PAGE"
+    runs = [
+        run for data in table.data for some in patch_runs(table, data, scale, seeds, folder).values() for run in some
+    ]
+    lines = ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD), *map(_line, runs)]
+    about = (
+        "A detector is fitted on the good images of a product as `firm fit` does it unasked, some of them held out for "
+        "the thresholds. Then the images to test on are judged. `promised` is the rate of good parts that thresholds "
+        "answer for, `realised` what happened on good images nobody had seen, with its exact 95 % interval. A promise "
+        "holds on average over calibrations: one calibration may lie a little above it or below."
+    )
+    parts = [f"# {table.title}", SCALE_NOTE[scale] if scale == "smoke" else "", f"Written by `{command}`.", about]
+    return "\n\n".join([*filter(None, parts), "\n".join(lines) if runs else "Not run yet."]) + "\n"
+
+
+def _line(run: dict[str, Any]) -> str:
+    caught, found = run["caught"], run["auroc"]
+    cells = [run["data"], run["row"], str(run["seed"]), str(run["good_images"])]
+    cells.append(f"{run['calibration']['images']} ({run['calibration']['parts']})")
+    for name in ("review", "fail"):
+        cells += [f"{100 * run['promised'][name]:.1f} %", _rate(run["realised"][name])]
+    cells.append(f"{100 * caught['share']:.1f} % of {caught['of']}")
+    cells.append(f"{100 * found['value']:.1f} [{100 * found['low']:.1f}, {100 * found['high']:.1f}]")
+    return "| " + " | ".join(cells) + " |"
+
+
+def _rate(found: dict[str, Any]) -> str:
+    share = 100 * found["count"] / found["of"]
+    return f"{share:.1f} % ({found['count']} of {found['of']}; {100 * found['low']:.1f} to {100 * found['high']:.1f})"
