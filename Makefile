@@ -4,10 +4,13 @@ ENV := .venv
 RUN := $(ENV)/bin/python
 STAMP := $(ENV)/.installed
 
-.PHONY: demo test lint check-slow bench clean
+.PHONY: demo picture test lint check-slow bench clean
 
 demo: $(STAMP)
 	$(ENV)/bin/firm demo --out demo
+
+picture: demo
+	PYTHONPATH=tests $(RUN) tests/picture.py demo/report.html docs/demo.png
 
 test: lint
 	$(RUN) -m pytest

@@ -65,13 +65,15 @@ class Page:
         settings = {"media": media, "features": [{"name": name, "value": value} for name, value in features.items()]}
         self._command("Emulation.setEmulatedMedia", settings)
 
-    def photograph(self, path: Path) -> None:
-        """All of the page, in a window as high as it is: what is out of sight need not be drawn."""
+    def photograph(self, path: Path, height: int | None = None) -> None:
+        """The page, or so many pixels from its top, in a window as high: what is out of sight need not be drawn."""
         self._command("Emulation.clearDeviceMetricsOverride", {})
-        width, height = self.run("return [innerWidth, document.documentElement.scrollHeight]")
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        width, whole = self.run("return [innerWidth, document.documentElement.scrollHeight]")
+        seen = min(whole, height or whole)
+        size = {"width": width, "height": seen, "deviceScaleFactor": 1, "mobile": False}
         self._command("Emulation.setDeviceMetricsOverride", size)
-        self.run("return Promise.all([...document.images].map(image => image.decode()))")
+        near = "[...document.images].filter(image => image.getBoundingClientRect().top < arguments[0])"
+        self.run(f"return Promise.all({near}.map(image => image.decode()))", seen)
         path.write_bytes(base64.b64decode(self._command("Page.captureScreenshot", {})["data"]))
         self._command("Emulation.clearDeviceMetricsOverride", {})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import drawings
-from firm.adaptor import Adaptor, Pretrained, cell_features, check_cells, mirrored
+from firm.adaptor import Adapted, Adaptor, CellLooker, Pretrained, cell_features, check_cells, mirrored
 from firm.backbones import FACTS, load_backbone
 from firm.backbones.resnet import ResNet
 from firm.bank import Memory
@@ -122,6 +123,26 @@ def test_without_a_margin_zeros_lie_beyond_the_border(backbone):
     for row, column in [(0, 0), (0, 7), (11, 11), (5, 6)]:
         expected = around[0, :, row : row + 3, column : column + 3].sum(dim=(1, 2)) / 9
         torch.testing.assert_close(found[0, row, column], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_context_stands_behind_the_patch_and_is_for_the_adaptor_alone(backbone):
+    alone, wider = (Pretrained(name="x", stages=(2, 3), context=context) for context in (0, 5))
+    patch, seen = (cell_features(backbone, settings, GRID, GOOD[:2]) for settings in (alone, wider))
+    assert seen.shape[-1] == 2 * patch.shape[-1] == 2 * (64 + 128)
+    assert torch.equal(seen[..., :192], patch)
+    around = cell_features(backbone, replace(alone, pool=5), GRID, GOOD[:2])
+    assert torch.equal(seen[..., 192:], around)
+    network = Adapted(backbone, Adaptor(2 * 192, wider, Head(hidden=(8,), out=4)))
+    look = CellLooker(network, wider, GRID, ("encoder", "backbone"))
+    kinds = look(GOOD[:2])
+    assert torch.equal(kinds["backbone"], patch)
+    assert torch.equal(kinds["encoder"], network.adapt(seen))
+
+
+@pytest.mark.parametrize("context", [-1, 2, 3])
+def test_a_context_is_wider_than_its_patch(context):
+    with pytest.raises(FirmError, match=r"pretrained\.context is .*; use 0 for none, or an odd number of cells above"):
+        Pretrained(pool=3, context=context)
 
 
 @pytest.mark.parametrize("stride", [4, 8, 16])

@@ -104,6 +104,7 @@ def test_paper_is_the_paper():
         "pretrained.name": "",
         "pretrained.stages": [],
         "pretrained.pool": 3,
+        "pretrained.context": 0,
         "pretrained.margin": 32,
         "pretrained.hidden": [256],
         "pretrained.out": 64,

@@ -30,6 +30,7 @@ class Pretrained:
     name: str = ""  # efficientnet-lite0, resnet18, ..., timm:NAME, or a weights file
     stages: tuple[int, ...] = ()  # counted from 1; none: those known to serve the backbone
     pool: int = 3  # cells averaged along each side: a patch is so many cells wide
+    context: int = 0  # cells averaged around a patch that the adaptor sees beside it; 0: the patch alone
     margin: int = 32  # px mirrored around an image: the zeros seen beyond a border are an edge no part has; 0: those
     hidden: tuple[int, ...] = (256,)  # of the adaptor
     out: int = 64
@@ -41,6 +42,10 @@ class Pretrained:
     def __post_init__(self) -> None:
         if self.pool < 1 or self.pool % 2 == 0:
             raise FirmError(f"pretrained.pool is {self.pool}; a patch around a cell is an odd number of cells wide")
+        if self.context < 0 or (self.context and (self.context % 2 == 0 or self.context <= self.pool)):
+            raise FirmError(
+                f"pretrained.context is {self.context}; use 0 for none, or an odd number of cells above pretrained.pool"
+            )
         if self.margin < 0 or self.margin % COARSEST:
             raise FirmError(f"pretrained.margin is {self.margin}; use 0 or a multiple of {COARSEST} px")
         if min((*self.hidden, self.out, self.versions)) < 1:
@@ -112,7 +117,8 @@ class CellLooker:
 
     def kinds_from(self, features: Float[Tensor, "n r c d"]) -> dict[str, Float[Tensor, "n r c _"]]:
         """The features themselves, adapted, or both."""
-        made = {"backbone": lambda: features.float(), "encoder": lambda: self.network.adapt(features)}
+        own = described(self.settings, self.network.backbone.facts)  # what is around is for the adaptor alone
+        made = {"backbone": lambda: features[..., :own].float(), "encoder": lambda: self.network.adapt(features)}
         return {kind: made[kind]() for kind in self.kinds}
 
 
@@ -126,9 +132,10 @@ def cell_features(
     found = backbone.stages(ready)
     first = settings.margin // grid.stride
     parts = []
-    for stage in settings.stages_of(backbone.facts):
-        at_cells = _at_stride(found[stage - 1], ready.shape[-1] // grid.stride, settings)
-        parts.append(at_cells[:, :, first : first + rows, first : first + columns])
+    for pool in (settings.pool, settings.context) if settings.context else (settings.pool,):
+        for stage in settings.stages_of(backbone.facts):
+            at_cells = _at_stride(found[stage - 1], ready.shape[-1] // grid.stride, pool, margin=settings.margin > 0)
+            parts.append(at_cells[:, :, first : first + rows, first : first + columns])
     return torch.cat(parts, dim=1).permute(0, 2, 3, 1).float().cpu()
 
 
@@ -139,13 +146,17 @@ def mirrored(images: Float[Tensor, "n 3 h w"], margin: int) -> Float[Tensor, "n 
     return F.pad(images, (margin, margin + right, margin, margin + down), mode="reflect")
 
 
-def _at_stride(stage: Float[Tensor, "n d h w"], columns: int, settings: Pretrained) -> Float[Tensor, "n d r c"]:
+def described(settings: Pretrained, facts: Facts) -> int:
+    """How many numbers describe a patch by itself."""
+    return sum(facts.channels[stage - 1] for stage in settings.stages_of(facts))
+
+
+def _at_stride(stage: Float[Tensor, "n d h w"], columns: int, pool: int, *, margin: bool) -> Float[Tensor, "n d r c"]:
     """A stage averaged over its neighbourhood and brought to so many columns of cells.
 
     Without a margin zeros count beyond the border, as PatchCore has it: the outermost cells then weigh less.
     """
-    pool = settings.pool
-    smooth = F.avg_pool2d(stage, pool, 1, pool // 2, count_include_pad=not settings.margin)
+    smooth = F.avg_pool2d(stage, pool, 1, pool // 2, count_include_pad=not margin)
     width = stage.shape[-1]
     if width > columns:
         return F.avg_pool2d(smooth, width // columns)

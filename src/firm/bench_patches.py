@@ -93,8 +93,8 @@ def _settled(experiment: PatchExperiment, data: OneClass, tell: Tell | None) -> 
         started = time.process_time()
         _choices[key] = choose(asked, data, seed=0, on_choice=tell), time.process_time() - started
     found, seconds = _choices[key]
-    settled = replace(given, conditioning=found.conditioning, memory=found.memory, views=found.views, automatic=())
-    return settled, seconds
+    chosen = {name: getattr(found, name) for name in ("conditioning", "memory", "views", "automatic")}
+    return replace(given, **chosen), seconds
 
 
 def _lasting(experiment: PatchExperiment, recipe: Recipe, data: OneClass) -> Recipe:

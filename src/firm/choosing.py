@@ -179,7 +179,8 @@ class Unadapted:
     kinds: tuple[str, ...] = ("backbone",)
 
     def __call__(self, images: UInt8[Tensor, "n k h w"]) -> Seen:
-        return {"backbone": cell_features(self.backbone, self.settings, self.grid, images)}
+        alone = replace(self.settings, context=0)
+        return {"backbone": cell_features(self.backbone, alone, self.grid, images)}
 
 
 @dataclass(frozen=True)

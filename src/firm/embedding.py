@@ -58,7 +58,7 @@ class Embedder:
     def key(self, *more: object) -> str:
         """Names the features by all that decides them."""
         settings = {**asdict(self.settings), "hidden": (), "out": 0, "name": ""}
-        for name in DRAWING:
+        for name in DRAWING if settings["context"] else (*DRAWING, "context"):
             del settings[name]
         text = [fingerprint(self.ready.images), self.backbone.digest, settings, self.grid.stride, *more]
         if self.ready.ignored is not None:

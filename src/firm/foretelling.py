@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
+from firm.adaptor import described
 from firm.backbones import FACTS, load_backbone
 from firm.bank import cost
 from firm.batching import steps_per_epoch
@@ -60,7 +61,8 @@ def foretell(
         small = resize(data.train[learn], side)
         numbers = numbers_of(recipe, recipe.tiling, grey=is_grey(small))
         if recipe.pretrained.name:
-            told += disk_costs(recipe, len(learn), (*recipe.tiling.shape(side, side), numbers["backbone"]))
+            seen = numbers["backbone"] * (2 if recipe.pretrained.context else 1)
+            told += disk_costs(recipe, len(learn), (*recipe.tiling.shape(side, side), seen))
         told += _banks(recipe, recipe.tiling, small, numbers)
         if isinstance(recipe.views, PatchPairs) and not recipe.pretrained.name:
             told.append(_offered(recipe, recipe.views, replace(data, train=small), seed=seed))
@@ -116,8 +118,7 @@ def numbers_of(recipe: Recipe, grid: Grid, *, grey: bool) -> dict[str, int]:
     kinds, settings = kinds_of(recipe.features), recipe.pretrained
     if settings.name:
         facts = FACTS.get(settings.name) or load_backbone(settings.name, deepest=1).facts
-        described = sum(facts.channels[stage - 1] for stage in settings.stages_of(facts))
-        return {"encoder": settings.out, "backbone": described}
+        return {"encoder": settings.out, "backbone": described(settings, facts)}
     with torch.device("meta"):
         encoder = ResNet18(recipe.encoder)
     look = Looker(encoder.to_empty(device="cpu"), Preprocessing(grid.size), grid, kinds, grey)

@@ -138,7 +138,7 @@ PRETRAINED = PatchTable(
     special={"patchcore": {TILE: {"memory.keep": 0.02}}},  # a tenth of 731,136 cells takes too long to choose
     looks=dict.fromkeys(("firm", "ntxent", "supcon"), SCORED),
 )
-# by their synthetic columns, never by the others, were the settings of `adapted` chosen
+# each row changes one thing of `adapted`; settings are chosen by the synthetic columns, never by the others
 PRETRAINED_ABLATION = PatchTable(
     title="What pays on pretrained features",
     base=ADAPTED,
@@ -159,6 +159,9 @@ PRETRAINED_ABLATION = PatchTable(
         "two versions": {"pretrained.versions": 2},
         "patches of 5 cells": {"pretrained.pool": 5},
         "patches of 7 cells": {"pretrained.pool": 7},
+        "context of 7 cells": {"pretrained.context": 7},
+        "context of 11 cells": {"pretrained.context": 11},
+        "context of 7 cells, drawn by cells": {"pretrained.context": 7, "pretrained.evenly": "cells"},
         "3 epochs": {"training.epochs": 3},
         "30 epochs": {"training.epochs": 30},
     },
