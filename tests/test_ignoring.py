@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from firm.detector import Detector
 from firm.embedding import embedder_of, teaching
 from firm.fitting import as_data, task_of
 from firm.foreground import Rule
-from firm.ignoring import check_ignored, filled, read_ignored, scaled
+from firm.ignoring import check_ignored, filled, read_ignored, scaled, usual_look
 from firm.images import resize, shape_of
 from firm.localiser import Localiser, object_part
 from firm.recipes.presets import ADAPTED, FAST, INSPECT
@@ -70,6 +71,11 @@ def fitted(good: torch.Tensor, recipe: Recipe, ignored: torch.Tensor | None) -> 
 @pytest.fixture(scope="module")
 def detector() -> Detector:
     return fitted(GOOD, PLAIN, CORNER)
+
+
+@pytest.fixture(scope="module")
+def aligned() -> Detector:
+    return fitted(TURNED, ALIGNED, CORNER)
 
 
 # the mask itself
@@ -169,6 +175,26 @@ def test_the_mask_stays_with_the_camera_and_leaves_the_pose_alone() -> None:
     heat = without.back(torch.ones(6, SIDE, SIDE))
     assert not heat[:, CORNER].any()
     assert (heat[:, ~CORNER] == 1).all()
+
+
+def test_what_a_part_hides_looks_as_the_others_show_it() -> None:
+    ready = ALIGNED.conditioning(TURNED, CORNER)
+    hidden, usual = ready.hidden(), ready.usual()
+    assert hidden is not None
+    assert usual is not None
+    known = ~hidden.all(0)
+    for y, x in ((48, 48), (40, 20), (50, 70), *known.nonzero()[::997].tolist()):
+        shown = ready.images[~hidden[:, y, x], 0, y, x]
+        assert usual[0, y, x] == shown.sort().values[(len(shown) - 1) // 2]
+    after = ready.completed(usual)
+    assert torch.equal(after.images, torch.where(hidden[:, None], usual, ready.images))
+    assert torch.equal(after.foreground, ready.foreground)
+    for still in (PLAIN.conditioning(GOOD[:4], CORNER), ALIGNED.conditioning(TURNED[:4])):
+        assert still.usual() is None
+        assert still.completed(None) is still
+    away = torch.zeros(2, SIDE, SIDE, dtype=torch.bool)
+    away[:, :, :50] = True
+    assert torch.equal(usual_look(GOOD[:2], away)[:, :, :51], usual_look(GOOD[:2], away)[:, :, 50:51].expand(3, -1, 51))
 
 
 def test_an_object_that_is_ignored_as_a_whole_is_all_the_rest() -> None:
@@ -283,8 +309,9 @@ def test_aligned_parts_under_a_mask_of_the_camera() -> None:
     inside = one.locate(dulled(fresh, 44, 44))
     assert not inside.maps[:, ignored].any()
     clean = one.locate(fresh)
-    torch.testing.assert_close(inside.scores, clean.scores, atol=0.3, rtol=0.1)
-    assert torch.equal(one.predict(dulled(fresh, 44, 44)), one.predict(fresh))
+    still = as_posed(dulled(fresh, 44, 44), fresh)  # a threshold that moved moves the pose
+    assert int(still.sum()) >= 3
+    torch.testing.assert_close(inside.scores[still], clean.scores[still], atol=1e-4, rtol=1e-5)
     bad = drawings.screws(8, turned=True, seed=7, defect=True, level=20)
     free = torch.tensor([not bool((mask & ignored).any()) for mask in bad.masks])
     assert int(free.sum()) >= 2
@@ -292,10 +319,39 @@ def test_aligned_parts_under_a_mask_of_the_camera() -> None:
 
 
 def dulled(images: torch.Tensor, top: int, left: int) -> torch.Tensor:
-    """A faint square on the part, too faint to move its outline."""
+    """A faint square on the part, too faint to move its outline by much."""
     wrong = images.clone()
-    wrong[:, :, top : top + 8, left : left + 8] = 180
+    wrong[:, :, top : top + 8, left : left + 8] = 165
     return wrong
+
+
+def as_posed(images: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Which of the images are turned exactly as the others."""
+    one, other = ALIGNED.conditioning(images).frames, ALIGNED.conditioning(others).frames
+    assert one is not None
+    assert other is not None
+    return (one == other).flatten(1).all(1)
+
+
+def test_aligned_parts_are_told_apart_as_well_as_without_a_mask(aligned: Detector) -> None:
+    """What the mask takes of each part differs from part to part; that must not drown a faint defect beside it."""
+    good = aligned.score(drawings.screws(16, turned=True, seed=7).images)
+    bad = drawings.screws(16, turned=True, seed=8, defect=True, level=115)
+    free = ~(bad.masks & CORNER).flatten(1).any(1)
+    assert int(free.sum()) >= 12
+    assert aligned.score(bad.images[free]).min() > good.max()
+
+
+def test_hidden_patches_of_good_images_are_not_remembered(aligned: Detector) -> None:
+    assert aligned.localiser is not None
+    bank, learnt = aligned.localiser.banks["pixels"], int(aligned.origin["good_images"])
+    assert len(bank.vectors) < learnt * math.prod(bank.shape)
+    upright = fitted(GOOD, change(PLAIN, {"tiling.size": 16}), CORNER).localiser
+    assert upright is not None
+    shown = object_part(upright.grid, ~CORNER[None])[0] > 0
+    assert not shown.all()
+    remembered = upright.banks["pixels"].cell.bincount(minlength=shown.numel())
+    assert torch.equal(remembered > 0, shown.flatten())
 
 
 def test_pretrained_features_see_beyond_their_patch_and_yet_nothing_of_it(tmp_path: Path) -> None:
@@ -325,7 +381,7 @@ def test_pretrained_features_see_beyond_their_patch_and_yet_nothing_of_it(tmp_pa
     )
 
 
-def test_it_is_saved_and_names_the_model(detector: Detector, tmp_path: Path) -> None:
+def test_it_is_saved_and_names_the_model(detector: Detector, aligned: Detector, tmp_path: Path) -> None:
     detector.save(tmp_path / "part.firm")
     loaded = Detector.load(tmp_path / "part.firm")
     assert loaded.ignored is not None
@@ -337,6 +393,12 @@ def test_it_is_saved_and_names_the_model(detector: Detector, tmp_path: Path) -> 
     assert replace(detector, ignored=CORNER.T).id != detector.id
     plain = replace(detector, ignored=None)
     assert "ignored" not in plain.tensors()
+    assert detector.usual is None
+    aligned.save(tmp_path / "aligned.firm")
+    again = Detector.load(tmp_path / "aligned.firm")
+    assert again.id == aligned.id
+    assert torch.equal(again.score(TURNED[:3]), aligned.score(TURNED[:3]))
+    assert replace(aligned, usual=None).id != aligned.id
     assert plain.id != detector.id
 
 

@@ -68,6 +68,7 @@ class Detector:
     examples: Examples = NONE
     calibration: Calibration | None = None
     ignored: Bool[Tensor, "s s"] | None = None  # never decides: pixels of images as they come
+    usual: UInt8[Tensor, "k s s"] | None = None  # what aligned parts show; in the place of what is ignored
 
     def __post_init__(self) -> None:
         whole = {} if self.localiser else {NAME: self.recipe.score}
@@ -166,10 +167,13 @@ class Detector:
             seen = look.kinds_from(run.task.good.features[: len(small)])  # further versions are only learnt from
         shown = sisters(good.name, good.train) if parts is None else parts
         upright = recipe.conditioning(small, ignored)
-        localiser = fit_localiser(look, upright, recipe.memory, seed=seed, seen=seen, parts=shown)
+        usual = upright.usual()
+        localiser = fit_localiser(look, upright.completed(usual), recipe.memory, seed=seed, seen=seen, parts=shown)
         posed = replace(recipe.conditioning, light="none")(small).images
         thumbs, examples = thumbnails(good.train), Examples.of(posed.cpu())
-        return cls(recipe, preprocessing, network, [], origin, localiser, thumbs, examples, ignored=ignored)
+        return cls(
+            recipe, preprocessing, network, [], origin, localiser, thumbs, examples, ignored=ignored, usual=usual
+        )
 
     def score(
         self, images: UInt8[Tensor, "n c h w"], on_chunk: Callable[[int], None] | None = None
@@ -196,7 +200,8 @@ class Detector:
         """Some images patch by patch."""
         if self.localiser is None:
             raise FirmError("this detector looks at whole images and cannot say where; fit with --preset inspect")
-        ready = self.recipe.conditioning(resize(images, self.preprocessing.size), self.ignored)
+        upright = self.recipe.conditioning(resize(images, self.preprocessing.size), self.ignored)
+        ready = upright.completed(self.usual)
         look = looker_of(self.recipe, self.network, self.preprocessing, grey=self.origin["grey"])
         seen = look(ready.images)
         cells = self.localiser.cells(seen, ready.foreground, ready.hidden())
@@ -326,6 +331,8 @@ class Detector:
             tensors |= {f"localiser.{name}": value for name, value in self.localiser.tensors().items()}
         if self.ignored is not None:
             tensors["ignored"] = self.ignored
+        if self.usual is not None:
+            tensors["usual"] = self.usual
         return tensors
 
     def card(self) -> dict[str, Any]:
@@ -359,6 +366,7 @@ class Detector:
                 tensors.get("thumbnails", torch.empty(0, THUMB, THUMB, dtype=torch.uint8)),
                 Examples(**shown) if shown else NONE,
                 ignored=tensors.get("ignored"),
+                usual=tensors.get("usual"),
             )
             if "threshold" in card:  # schema 1
                 bound = Threshold(**card["threshold"])

@@ -49,6 +49,7 @@ def conditioned(recipe: Recipe, data: OneClass) -> tuple[OneClass, Conditioned |
     size = recipe.size or data.size
     shrinks = recipe.tiling.patchwise and data.train.shape[-1] > size
     ready = recipe.conditioning(resize(data.train, size) if shrinks else data.train, data.ignored)
+    ready = ready.completed(ready.usual())
     plain = recipe.conditioning.light == "none"
     return replace(data, train=ready.images, statistics=data.statistics if plain else None), ready
 

@@ -73,6 +73,7 @@ def outliers(
             raise FirmError(f"no source of outliers {name!r}; use one of {', '.join(OUTLIERS)}")
     recipe, images, left_out = _settled(data, settings, ignore)
     ready = recipe.conditioning(images.train[:DONORS], images.ignored)
+    ready = ready.completed(ready.usual())
     originals, scene = ready.images[:SHOWN], Scene(ready.foreground[:SHOWN], ready.images, ready.foreground)
     made = {name: OUTLIERS[name](originals, rng=stream(seed, "sheet", name), scene=scene) for name in sources}
     out.parent.mkdir(parents=True, exist_ok=True)
