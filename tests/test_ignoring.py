@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save_file
 from torch.nn import functional as F
@@ -26,11 +29,13 @@ from firm.foreground import Rule
 from firm.ignoring import check_ignored, filled, read_ignored, scaled, usual_look
 from firm.images import resize, shape_of
 from firm.localiser import Localiser, object_part
+from firm.outliers import LOCAL, OUTLIERS
+from firm.outliers.sparing import spared
 from firm.recipes.presets import ADAPTED, FAST, INSPECT
 from firm.recipes.recipe import Recipe, change
 from firm.tiling import Grid
 from firm.trial import make_trial
-from firm.types import FirmError
+from firm.types import FirmError, Focus, Scene
 
 SIDE = 96
 PLAIN: Recipe = change(
@@ -223,14 +228,79 @@ def test_nothing_synthetic_lies_on_what_is_ignored() -> None:
         seen.append(rest["scene"].foreground)  # type: ignore[attr-defined]
         return recipe.outliers(images, **rest)  # type: ignore[arg-type]
 
-    noted.per_inlier = 1  # type: ignore[attr-defined]
+    noted.per_inlier = noted.kinds = 1  # type: ignore[attr-defined]
     make_trial(GOOD, torch.arange(24), Rule(), noted, seed=0, ignored=CORNER)  # type: ignore[arg-type]
     assert torch.equal(seen[0], (~CORNER).expand_as(seen[0]))
 
 
-def _scene(images: torch.Tensor, masks: torch.Tensor) -> object:
-    from firm.types import Scene
+@pytest.mark.parametrize("name", [*LOCAL, "mixed"])
+@settings(max_examples=2)
+@given(seed=st.integers(0, 10**6), share=st.sampled_from([0.3, 0.75]), data=st.data())
+def test_no_source_learns_a_defect_from_what_is_hidden(name: str, seed: int, share: float, data: st.DataObject) -> None:
+    """Hidden pixels stay, what is altered lies beside them, and none comes back as it was."""
+    images = F.interpolate(TURNED[:3].float(), size=48).byte()
+    height, width = (48, round(48 * share))[:: data.draw(st.sampled_from([1, -1]))]
+    top, left = data.draw(st.integers(0, 48 - height)), data.draw(st.integers(0, 48 - width))
+    hidden = torch.zeros(3, 48, 48, dtype=torch.bool)
+    hidden[:, top : top + height, left : left + width] = True
+    hidden[0] = True
+    hidden[0, 20:23, 20:23] = False  # hardly anything is left
+    scene = Scene((images[:, 0] > 100) & ~hidden, images, images[:, 0] > 100, hidden)
+    source = OUTLIERS[name]
+    with mock.patch("firm.outliers.sparing.TRIES", 3):
+        made = spared(source, images, rng=torch.Generator().manual_seed(seed), scene=scene)
+    assert made.where is not None
+    assert torch.equal(made.images[hidden[:, None].expand_as(images)], images[hidden[:, None].expand_as(images)])
+    assert not (made.where & hidden).any()
+    assert torch.equal(made.where, (made.images != images).any(1))
+    seen = ((made.images.int() - images.int()).abs().amax(1) >= 5).flatten(1).sum(1)
+    assert (seen > 0).all()
+    assert made.group.min() >= 1
+    assert made.group.max() <= source.kinds
 
+
+def test_without_anything_hidden_outliers_are_those_of_the_source() -> None:
+    masks = GOOD[:6, 0] > 100
+    for hidden in (None, torch.zeros_like(masks)):
+        for copy in (None, torch.arange(6) % 3):
+            scene = Scene(masks, GOOD[:6], masks, hidden)
+            one, other = (torch.Generator().manual_seed(0) for _ in range(2))
+            made = spared(OUTLIERS["mixed"], GOOD[:6], rng=one, copy=copy, scene=scene)
+            plain = OUTLIERS["mixed"](GOOD[:6], rng=other, copy=copy, scene=replace(scene, hidden=None))
+            assert torch.equal(made.images, plain.images)
+            assert torch.equal(made.group, plain.group)
+            assert torch.equal(one.get_state(), other.get_state())
+    whole = spared(OUTLIERS["rotations"], GOOD[:2], rng=one, scene=Scene(masks[:2], GOOD, masks, masks[:2]))
+    assert whole.where is None
+
+
+@pytest.mark.parametrize(("recipe", "good"), [(PLAIN, GOOD), (ALIGNED, TURNED)])
+def test_batches_take_no_defect_from_what_is_hidden(recipe: Recipe, good: torch.Tensor) -> None:
+    """With outliers made ahead and without; upright and aligned."""
+    for reuse in (1, 4):
+        settled = change(recipe, {"outliers": "cutpaste-union", "training.epochs": 1, "training.reuse": reuse})
+        task = task_of(settled, as_data(good, CORNER), seed=0)
+        assert task.hidden is not None
+        assert (task.replay is None) == (reuse == 1)
+        focused: list[Focus] = []
+
+        def noted(images: torch.Tensor, size: int, *, focus: Focus, **rest: object) -> object:
+            focused.append(focus)  # noqa: B023
+            return settled.views(images, size, focus=focus, **rest)  # type: ignore[arg-type]  # noqa: B023
+
+        half = torch.zeros_like(task.hidden)
+        half[:, :, :48] = True
+        with mock.patch("firm.replay.READY", 8):
+            replace(task, views=noted, hidden=half).batch(0)  # type: ignore[arg-type]
+        altered = focused[0].altered
+        assert 4 <= int(altered.flatten(1).any(1).sum()) < len(altered)
+        assert not altered[:, :, :48].any()
+    hidden = recipe.conditioning(good, CORNER).hidden()
+    assert hidden is not None
+    assert torch.equal(task.hidden, hidden)
+
+
+def _scene(images: torch.Tensor, masks: torch.Tensor) -> object:
     return Scene(masks, images, masks)
 
 
@@ -375,6 +445,12 @@ def test_pretrained_features_see_beyond_their_patch_and_yet_nothing_of_it(tmp_pa
     assert one.ignored is not None
     assert one.ignored.shape == (96, 96)
     assert torch.equal(one.locate(spotted(large[:2], 20, 24)).maps, one.locate(large[:2]).maps)
+    pasting = change(one.recipe, {"outliers": "cutpaste", "outliers.per_inlier": 3})
+    embedder = embedder_of(pasting, as_data(large, F.pad(CORNER, (0, 4, 0, 4))), seed=0)
+    altered = embedder.outliers(0, 36)[..., -2]
+    assert altered.flatten(1).any(1).all()
+    assert embedder.hidden is not None
+    assert not altered[:, object_part(embedder.grid, ~embedder.hidden)[0] == 0].any()
     assert (
         embedder_of(one.recipe, as_data(large, CORNER), seed=0).key()
         != embedder_of(one.recipe, as_data(large), seed=0).key()
