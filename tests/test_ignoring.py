@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest import mock
 
@@ -21,21 +21,22 @@ from commands import run
 from firm.adaptor import Pretrained
 from firm.backbones.resnet import ResNet
 from firm.bank import Bank, Memory
+from firm.choosing import Looked
 from firm.conditioning import Conditioning
 from firm.detector import Detector
 from firm.embedding import embedder_of, teaching
 from firm.fitting import as_data, task_of
 from firm.foreground import Rule
 from firm.ignoring import check_ignored, filled, read_ignored, scaled, usual_look
-from firm.images import resize, shape_of
-from firm.localiser import Localiser, object_part
+from firm.images import Preprocessing, resize, shape_of
+from firm.localiser import Localiser, Looker, fit_localiser, object_part
 from firm.outliers import LOCAL, OUTLIERS
 from firm.outliers.sparing import spared
 from firm.recipes.presets import ADAPTED, FAST, INSPECT
 from firm.recipes.recipe import Recipe, change
 from firm.tiling import Grid
 from firm.trial import make_trial
-from firm.types import FirmError, Focus, Scene
+from firm.types import FirmError, Focus, Outliers, Scene
 
 SIDE = 96
 PLAIN: Recipe = change(
@@ -226,6 +227,7 @@ def test_nothing_synthetic_lies_on_what_is_ignored() -> None:
 
     def noted(images: torch.Tensor, **rest: object) -> object:
         seen.append(rest["scene"].foreground)  # type: ignore[attr-defined]
+        assert torch.equal(rest["scene"].hidden, ~seen[0])  # type: ignore[attr-defined]
         return recipe.outliers(images, **rest)  # type: ignore[arg-type]
 
     noted.per_inlier = noted.kinds = 1  # type: ignore[attr-defined]
@@ -295,9 +297,47 @@ def test_batches_take_no_defect_from_what_is_hidden(recipe: Recipe, good: torch.
         altered = focused[0].altered
         assert 4 <= int(altered.flatten(1).any(1).sum()) < len(altered)
         assert not altered[:, :, :48].any()
-    hidden = recipe.conditioning(good, CORNER).hidden()
+    ready = recipe.conditioning(good, CORNER)
+    hidden = ready.hidden()
     assert hidden is not None
     assert torch.equal(task.hidden, hidden)
+    assert torch.equal(task.images, ready.completed(ready.usual()).images[:, :1])
+
+
+def test_what_is_left_too_small_is_drawn_again_until_it_is_not() -> None:
+    """The defect moves a little out of the mask with every draw."""
+    drawn: list[int] = []
+
+    @dataclass(frozen=True)
+    class Moving:
+        per_inlier = kinds = 1
+
+        def __call__(self, inliers: torch.Tensor, **_: object) -> Outliers:
+            drawn.append(len(inliers))
+            images = inliers.clone()
+            left = 38 + 2 * len(drawn)
+            images[:, :, 5:13, left - 8 : left] ^= 128
+            return Outliers(images, torch.ones(len(inliers)).long(), (images != inliers).any(1))
+
+    masks = torch.zeros(2, SIDE, SIDE, dtype=torch.bool)
+    hidden = torch.stack([CORNER, masks[0]])  # the second shows all of it at once
+    scene = Scene(~masks, GOOD[:2], ~masks, hidden)
+    made = spared(Moving(), GOOD[:2], rng=torch.Generator(), scene=scene)
+    assert drawn == [2, 1, 1, 1]
+    assert made.where is not None
+    assert made.where.flatten(1).sum(1).tolist() == [16, 64]
+
+
+def test_a_trial_and_the_places_of_the_object_know_what_is_hidden() -> None:
+    trial = make_trial(TURNED, torch.arange(24), Rule(method="otsu"), LOCAL["strokes"], seed=0, ignored=CORNER)
+    look = Looker(None, Preprocessing(SIDE), Grid(size=16, stride=16), ("pixels",), True)
+    looked = Looked.at(trial, ALIGNED.conditioning, look, CORNER)
+    usual = ALIGNED.conditioning(trial.known, CORNER).usual()
+    for images, ready in ((trial.known, looked.known), (trial.inspected, looked.inspected)):
+        assert torch.equal(ready.images, ALIGNED.conditioning(images, CORNER).completed(usual).images)
+    everywhere = replace(looked.known, foreground=~torch.zeros_like(looked.known.foreground)).without(CORNER)
+    present = fit_localiser(look, everywhere, Memory(reach=0), seed=0).present
+    torch.testing.assert_close(present, torch.ones_like(present))  # in whatever part of the images it was hidden
 
 
 def _scene(images: torch.Tensor, masks: torch.Tensor) -> object:
