@@ -237,6 +237,47 @@ def test_few_images_share_one_mean_and_deviation():
     assert len(statistics(torch.cat([scores, scores[:1]]))[0].unique()) > 1
 
 
+def test_places_that_are_seen_too_seldom_share_the_statistics_of_all():
+    rng = contracts.generator()
+    scores = torch.rand(14, 4, 5, generator=rng) + torch.rand(4, 5, generator=rng)
+    seen = torch.rand(14, 4, 5, generator=rng) < 0.9
+    seen[9:, :2, :2] = False  # nine images at most
+    hidden = scores.masked_fill(~seen, 1e6)  # what is hidden has no part in anything
+    mean, deviation = statistics(hidden, seen)
+    series = {(i, j): scores[seen[:, i, j], i, j].double() for i in range(4) for j in range(5)}
+    own = {at: values for at, values in series.items() if len(values) >= 10}
+    assert 0 < len(own) < 20
+    spread = {
+        (i, j): math.sqrt(fmean(float(v.var()) for (y, x), v in own.items() if max(abs(y - i), abs(x - j)) <= 1))
+        for i, j in own
+    }
+    least = median(spread.values()) / 2
+    every = torch.cat(list(series.values()))
+    for at, values in series.items():
+        wanted = (values.mean(), max(spread[at], least)) if at in own else (every.mean(), every.std())
+        np.testing.assert_allclose((mean[at], deviation[at]), [float(value) for value in wanted], rtol=1e-4)
+    few = statistics(hidden[:9], seen[:9])
+    np.testing.assert_allclose(few[0], np.full((4, 5), float(scores[:9][seen[:9]].mean())), rtol=1e-5)
+
+
+@pytest.mark.parametrize("keep", [1.0, 0.5])
+@pytest.mark.parametrize("choose", CHOICES)
+def test_what_is_not_seen_is_neither_remembered_nor_part_of_a_mean(keep, choose):
+    memory = Memory(keep=keep, choose=choose, reach=1, standardise=True)
+    good, seen = features(12), torch.rand(12, 3, 4, generator=contracts.generator(3)) < 0.7
+    wild = good.masked_fill(~seen[..., None], 1e4)
+    banks = [fit_bank(some, memory, rng=contracts.generator(), seen=seen) for some in (good, wild)]
+    for name, tensor in banks[0].tensors().items():
+        assert torch.equal(tensor, banks[1].tensors()[name])
+    assert seen.flatten()[kept(banks[0])].all()
+    assert len(banks[0].vectors) == memory.kept(int(seen.sum()))
+    everywhere = fit_bank(good, memory, rng=contracts.generator(), seen=torch.ones_like(seen))
+    for name, tensor in fit_bank(good, memory, rng=contracts.generator()).tensors().items():
+        assert torch.equal(tensor, everywhere.tensors()[name])
+    with pytest.raises(FirmError, match="no good patches"):
+        fit_bank(good, memory, rng=contracts.generator(), seen=torch.zeros_like(seen))
+
+
 @settings(max_examples=15)
 @given(memory=SETTINGS, n=st.sampled_from([4, 11]))
 def test_standardised_scores_are_deviations_from_those_of_good_images(memory, n):

@@ -390,6 +390,16 @@ def test_an_evaluation_is_told_line_by_line() -> None:
     ]
 
 
+def test_defects_under_ignored_pixels_are_told() -> None:
+    for count, sentence in (
+        (3, "3 defective images are marked only where pixels are ignored; they are left out of image AUROC"),
+        (1, "1 defective image is marked only where pixels are ignored; it is left out of image AUROC"),
+    ):
+        told = replace(FOUND, ignored=count)
+        assert as_text("parts", told, 3.5, 2).splitlines()[1] == f"{sentence} and counted apart"
+        assert as_values("parts", told, 3.5, 2)["ignored"] == count
+
+
 @pytest.mark.parametrize("trivial", [Trivial(0.8, 0.5), Trivial(0.2, 0.5), Trivial(0.5, 0.9)])
 def test_a_test_set_that_is_too_easy_is_warned_about(trivial: Trivial) -> None:
     lines = as_text("parts", replace(FOUND, trivial=trivial), 3.5, 2).splitlines()

@@ -14,7 +14,18 @@ from firm.bench import FINAL, results, run_missing
 from firm.calibration import Threshold, of_threshold
 from firm.detector import Detector
 from firm.encoder import build
-from firm.evaluate import SUSPICIOUS, Trivial, evaluate, evaluate_detector, evaluation, look, trivial
+from firm.evaluate import (
+    IGNORED,
+    SUSPICIOUS,
+    Trivial,
+    evaluate,
+    evaluate_detector,
+    evaluation,
+    look,
+    seen_alone,
+    trivial,
+    wholly_ignored,
+)
 from firm.fitting import task_of
 from firm.leaks import thumbnails
 from firm.localisation import aupro, localisation, pixel_auroc
@@ -123,6 +134,50 @@ def test_unknown_masks_leave_the_image_measures(tested):
     assert found["scratch"].localisation is not None
     other_side = Truth(truth.kinds, torch.ones(20, 5, 5, dtype=torch.bool), truth.known)
     assert evaluate_detector(oracle(said), images, anomalous, other_side).overall.localisation is None
+
+
+def test_ignored_pixels_are_no_pixels_and_defects_under_them_no_misses(tested):
+    images, anomalous, truth, said = tested
+    ignored = torch.zeros(SIDE, SIDE, dtype=torch.bool)
+    ignored[:8] = True  # covers the defects of 10, 11, 12, 15 and 16, and a part of those of 13 and 14
+    under = torch.isin(torch.arange(20), torch.tensor([10, 11, 12, 15, 16]))
+    assert torch.equal(wholly_ignored(ignored, anomalous, truth), under)
+    detector = replace(oracle(said), ignored=ignored)
+    found = evaluate_detector(detector, images, anomalous, truth)
+    assert (found.images, found.ignored, found.overall.images) == (15, 5, 5)
+    assert found.overall.auroc == auroc_interval(said.scores[~under], anomalous[~under])
+    known = truth.known & ~under
+    assert found.overall.localisation == localisation(said.maps[known][:, 8:], truth.masks[known][:, 8:])
+    assert found.kinds["scratch"].images == 2
+    assert found.kinds["dent"].localisation is None  # the only marked one is not to be found
+    assert found.caught == pytest.approx(float((said.scores > 0.5)[anomalous & ~under].float().mean()))
+    assert {kind: sum(row.values()) for kind, row in found.confusion.items()} == {
+        "good": 10, "scratch": 2, "dent": 3, IGNORED: 5,
+    }  # fmt: skip
+    for unknown in (None, Truth(truth.kinds, torch.zeros_like(truth.masks), ~anomalous)):
+        whole = evaluate_detector(detector, images, anomalous, unknown)
+        assert replace(whole, kinds={}) == replace(
+            evaluate_detector(oracle(said), images, anomalous, unknown), kinds={}
+        )
+    marked = anomalous & truth.known | ~anomalous
+    with pytest.raises(FirmError, match="only where pixels are ignored"):
+        evaluation(
+            replace(detector, ignored=torch.arange(SIDE)[:, None].expand(SIDE, SIDE) < SIDE - 1),
+            *seen_alone(marked, said, images, anomalous, truth),
+        )
+
+
+def test_almost_all_of_a_defect_under_ignored_pixels_is_all_of_it():
+    masks = torch.zeros(4, 20, 20, dtype=torch.bool)
+    masks[1:, 0, :] = True
+    masks[3, 1, 0] = True  # 19 of 21
+    ignored = torch.zeros(20, 20, dtype=torch.bool)
+    ignored[0, :19] = True
+    truth = Truth(("good", "cut", "cut", "cut"), masks, torch.tensor([True, True, False, True]))
+    anomalous = torch.tensor([False, True, True, True])
+    assert wholly_ignored(ignored, anomalous, truth).tolist() == [False, True, False, False]
+    assert not wholly_ignored(None, anomalous, truth).any()
+    assert not wholly_ignored(ignored, anomalous, None).any()
 
 
 def test_without_truth_there_are_no_kinds(tested):

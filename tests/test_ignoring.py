@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save_file
 from torch.nn import functional as F
@@ -17,19 +21,22 @@ from commands import run
 from firm.adaptor import Pretrained
 from firm.backbones.resnet import ResNet
 from firm.bank import Bank, Memory
+from firm.choosing import Looked
 from firm.conditioning import Conditioning
 from firm.detector import Detector
 from firm.embedding import embedder_of, teaching
 from firm.fitting import as_data, task_of
 from firm.foreground import Rule
-from firm.ignoring import check_ignored, filled, read_ignored, scaled
-from firm.images import resize, shape_of
-from firm.localiser import Localiser, object_part
+from firm.ignoring import check_ignored, filled, read_ignored, scaled, usual_look
+from firm.images import Preprocessing, resize, shape_of
+from firm.localiser import Localiser, Looker, fit_localiser, object_part
+from firm.outliers import LOCAL, OUTLIERS
+from firm.outliers.sparing import spared
 from firm.recipes.presets import ADAPTED, FAST, INSPECT
 from firm.recipes.recipe import Recipe, change
 from firm.tiling import Grid
 from firm.trial import make_trial
-from firm.types import FirmError
+from firm.types import FirmError, Focus, Outliers, Scene
 
 SIDE = 96
 PLAIN: Recipe = change(
@@ -70,6 +77,11 @@ def fitted(good: torch.Tensor, recipe: Recipe, ignored: torch.Tensor | None) -> 
 @pytest.fixture(scope="module")
 def detector() -> Detector:
     return fitted(GOOD, PLAIN, CORNER)
+
+
+@pytest.fixture(scope="module")
+def aligned() -> Detector:
+    return fitted(TURNED, ALIGNED, CORNER)
 
 
 # the mask itself
@@ -171,6 +183,26 @@ def test_the_mask_stays_with_the_camera_and_leaves_the_pose_alone() -> None:
     assert (heat[:, ~CORNER] == 1).all()
 
 
+def test_what_a_part_hides_looks_as_the_others_show_it() -> None:
+    ready = ALIGNED.conditioning(TURNED, CORNER)
+    hidden, usual = ready.hidden(), ready.usual()
+    assert hidden is not None
+    assert usual is not None
+    known = ~hidden.all(0)
+    for y, x in ((48, 48), (40, 20), (50, 70), *known.nonzero()[::997].tolist()):
+        shown = ready.images[~hidden[:, y, x], 0, y, x]
+        assert usual[0, y, x] == shown.sort().values[(len(shown) - 1) // 2]
+    after = ready.completed(usual)
+    assert torch.equal(after.images, torch.where(hidden[:, None], usual, ready.images))
+    assert torch.equal(after.foreground, ready.foreground)
+    for still in (PLAIN.conditioning(GOOD[:4], CORNER), ALIGNED.conditioning(TURNED[:4])):
+        assert still.usual() is None
+        assert still.completed(None) is still
+    away = torch.zeros(2, SIDE, SIDE, dtype=torch.bool)
+    away[:, :, :50] = True
+    assert torch.equal(usual_look(GOOD[:2], away)[:, :, :51], usual_look(GOOD[:2], away)[:, :, 50:51].expand(3, -1, 51))
+
+
 def test_an_object_that_is_ignored_as_a_whole_is_all_the_rest() -> None:
     everything = torch.ones(SIDE, SIDE, dtype=torch.bool)
     everything[:, 90:] = False
@@ -195,16 +227,120 @@ def test_nothing_synthetic_lies_on_what_is_ignored() -> None:
 
     def noted(images: torch.Tensor, **rest: object) -> object:
         seen.append(rest["scene"].foreground)  # type: ignore[attr-defined]
+        assert torch.equal(rest["scene"].hidden, ~seen[0])  # type: ignore[attr-defined]
         return recipe.outliers(images, **rest)  # type: ignore[arg-type]
 
-    noted.per_inlier = 1  # type: ignore[attr-defined]
+    noted.per_inlier = noted.kinds = 1  # type: ignore[attr-defined]
     make_trial(GOOD, torch.arange(24), Rule(), noted, seed=0, ignored=CORNER)  # type: ignore[arg-type]
     assert torch.equal(seen[0], (~CORNER).expand_as(seen[0]))
 
 
-def _scene(images: torch.Tensor, masks: torch.Tensor) -> object:
-    from firm.types import Scene
+@pytest.mark.parametrize("name", [*LOCAL, "mixed"])
+@settings(max_examples=2)
+@given(seed=st.integers(0, 10**6), share=st.sampled_from([0.3, 0.75]), data=st.data())
+def test_no_source_learns_a_defect_from_what_is_hidden(name: str, seed: int, share: float, data: st.DataObject) -> None:
+    """Hidden pixels stay, what is altered lies beside them, and none comes back as it was."""
+    images = F.interpolate(TURNED[:3].float(), size=48).byte()
+    height, width = (48, round(48 * share))[:: data.draw(st.sampled_from([1, -1]))]
+    top, left = data.draw(st.integers(0, 48 - height)), data.draw(st.integers(0, 48 - width))
+    hidden = torch.zeros(3, 48, 48, dtype=torch.bool)
+    hidden[:, top : top + height, left : left + width] = True
+    hidden[0] = True
+    hidden[0, 20:23, 20:23] = False  # hardly anything is left
+    scene = Scene((images[:, 0] > 100) & ~hidden, images, images[:, 0] > 100, hidden)
+    source = OUTLIERS[name]
+    with mock.patch("firm.outliers.sparing.TRIES", 3):
+        made = spared(source, images, rng=torch.Generator().manual_seed(seed), scene=scene)
+    assert made.where is not None
+    assert torch.equal(made.images[hidden[:, None].expand_as(images)], images[hidden[:, None].expand_as(images)])
+    assert not (made.where & hidden).any()
+    assert torch.equal(made.where, (made.images != images).any(1))
+    seen = ((made.images.int() - images.int()).abs().amax(1) >= 5).flatten(1).sum(1)
+    assert (seen > 0).all()
+    assert made.group.min() >= 1
+    assert made.group.max() <= source.kinds
 
+
+def test_without_anything_hidden_outliers_are_those_of_the_source() -> None:
+    masks = GOOD[:6, 0] > 100
+    for hidden in (None, torch.zeros_like(masks)):
+        for copy in (None, torch.arange(6) % 3):
+            scene = Scene(masks, GOOD[:6], masks, hidden)
+            one, other = (torch.Generator().manual_seed(0) for _ in range(2))
+            made = spared(OUTLIERS["mixed"], GOOD[:6], rng=one, copy=copy, scene=scene)
+            plain = OUTLIERS["mixed"](GOOD[:6], rng=other, copy=copy, scene=replace(scene, hidden=None))
+            assert torch.equal(made.images, plain.images)
+            assert torch.equal(made.group, plain.group)
+            assert torch.equal(one.get_state(), other.get_state())
+    whole = spared(OUTLIERS["rotations"], GOOD[:2], rng=one, scene=Scene(masks[:2], GOOD, masks, masks[:2]))
+    assert whole.where is None
+
+
+@pytest.mark.parametrize(("recipe", "good"), [(PLAIN, GOOD), (ALIGNED, TURNED)])
+def test_batches_take_no_defect_from_what_is_hidden(recipe: Recipe, good: torch.Tensor) -> None:
+    """With outliers made ahead and without; upright and aligned."""
+    for reuse in (1, 4):
+        settled = change(recipe, {"outliers": "cutpaste-union", "training.epochs": 1, "training.reuse": reuse})
+        task = task_of(settled, as_data(good, CORNER), seed=0)
+        assert task.hidden is not None
+        assert (task.replay is None) == (reuse == 1)
+        focused: list[Focus] = []
+
+        def noted(images: torch.Tensor, size: int, *, focus: Focus, **rest: object) -> object:
+            focused.append(focus)  # noqa: B023
+            return settled.views(images, size, focus=focus, **rest)  # type: ignore[arg-type]  # noqa: B023
+
+        half = torch.zeros_like(task.hidden)
+        half[:, :, :48] = True
+        with mock.patch("firm.replay.READY", 8):
+            replace(task, views=noted, hidden=half).batch(0)  # type: ignore[arg-type]
+        altered = focused[0].altered
+        assert 4 <= int(altered.flatten(1).any(1).sum()) < len(altered)
+        assert not altered[:, :, :48].any()
+    ready = recipe.conditioning(good, CORNER)
+    hidden = ready.hidden()
+    assert hidden is not None
+    assert torch.equal(task.hidden, hidden)
+    assert torch.equal(task.images, ready.completed(ready.usual()).images[:, :1])
+
+
+def test_what_is_left_too_small_is_drawn_again_until_it_is_not() -> None:
+    """The defect moves a little out of the mask with every draw."""
+    drawn: list[int] = []
+
+    @dataclass(frozen=True)
+    class Moving:
+        per_inlier = kinds = 1
+
+        def __call__(self, inliers: torch.Tensor, **_: object) -> Outliers:
+            drawn.append(len(inliers))
+            images = inliers.clone()
+            left = 43 + len(drawn)
+            images[:, :, 5:13, left - 8 : left] ^= 128
+            return Outliers(images, torch.ones(len(inliers)).long(), (images != inliers).any(1))
+
+    masks = torch.zeros(2, SIDE, SIDE, dtype=torch.bool)
+    hidden = torch.stack([CORNER, masks[0]])  # the second shows all of it at once
+    scene = Scene(~masks, GOOD[:2], ~masks, hidden)
+    made = spared(Moving(), GOOD[:2], rng=torch.Generator(), scene=scene)
+    assert drawn == [2, 1, 1]
+    assert made.where is not None
+    assert made.where.flatten(1).sum(1).tolist() == [16, 64]
+
+
+def test_a_trial_and_the_places_of_the_object_know_what_is_hidden() -> None:
+    trial = make_trial(TURNED, torch.arange(24), Rule(method="otsu"), LOCAL["strokes"], seed=0, ignored=CORNER)
+    look = Looker(None, Preprocessing(SIDE), Grid(size=16, stride=16), ("pixels",), True)
+    looked = Looked.at(trial, ALIGNED.conditioning, look, CORNER)
+    usual = ALIGNED.conditioning(trial.known, CORNER).usual()
+    for images, ready in ((trial.known, looked.known), (trial.inspected, looked.inspected)):
+        assert torch.equal(ready.images, ALIGNED.conditioning(images, CORNER).completed(usual).images)
+    everywhere = replace(looked.known, foreground=~torch.zeros_like(looked.known.foreground)).without(CORNER)
+    present = fit_localiser(look, everywhere, Memory(reach=0), seed=0).present
+    torch.testing.assert_close(present, torch.ones_like(present))  # in whatever part of the images it was hidden
+
+
+def _scene(images: torch.Tensor, masks: torch.Tensor) -> object:
     return Scene(masks, images, masks)
 
 
@@ -283,8 +419,9 @@ def test_aligned_parts_under_a_mask_of_the_camera() -> None:
     inside = one.locate(dulled(fresh, 44, 44))
     assert not inside.maps[:, ignored].any()
     clean = one.locate(fresh)
-    torch.testing.assert_close(inside.scores, clean.scores, atol=0.3, rtol=0.1)
-    assert torch.equal(one.predict(dulled(fresh, 44, 44)), one.predict(fresh))
+    still = as_posed(dulled(fresh, 44, 44), fresh)  # a threshold that moved moves the pose
+    assert int(still.sum()) >= 3
+    torch.testing.assert_close(inside.scores[still], clean.scores[still], atol=1e-4, rtol=1e-5)
     bad = drawings.screws(8, turned=True, seed=7, defect=True, level=20)
     free = torch.tensor([not bool((mask & ignored).any()) for mask in bad.masks])
     assert int(free.sum()) >= 2
@@ -292,10 +429,39 @@ def test_aligned_parts_under_a_mask_of_the_camera() -> None:
 
 
 def dulled(images: torch.Tensor, top: int, left: int) -> torch.Tensor:
-    """A faint square on the part, too faint to move its outline."""
+    """A faint square on the part, too faint to move its outline by much."""
     wrong = images.clone()
-    wrong[:, :, top : top + 8, left : left + 8] = 180
+    wrong[:, :, top : top + 8, left : left + 8] = 165
     return wrong
+
+
+def as_posed(images: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Which of the images are turned exactly as the others."""
+    one, other = ALIGNED.conditioning(images).frames, ALIGNED.conditioning(others).frames
+    assert one is not None
+    assert other is not None
+    return (one == other).flatten(1).all(1)
+
+
+def test_aligned_parts_are_told_apart_as_well_as_without_a_mask(aligned: Detector) -> None:
+    """What the mask takes of each part differs from part to part; that must not drown a faint defect beside it."""
+    good = aligned.score(drawings.screws(16, turned=True, seed=7).images)
+    bad = drawings.screws(16, turned=True, seed=8, defect=True, level=115)
+    free = ~(bad.masks & CORNER).flatten(1).any(1)
+    assert int(free.sum()) >= 12
+    assert aligned.score(bad.images[free]).min() > good.max()
+
+
+def test_hidden_patches_of_good_images_are_not_remembered(aligned: Detector) -> None:
+    assert aligned.localiser is not None
+    bank, learnt = aligned.localiser.banks["pixels"], int(aligned.origin["good_images"])
+    assert len(bank.vectors) < learnt * math.prod(bank.shape)
+    upright = fitted(GOOD, change(PLAIN, {"tiling.size": 16}), CORNER).localiser
+    assert upright is not None
+    shown = object_part(upright.grid, ~CORNER[None])[0] > 0
+    assert not shown.all()
+    remembered = upright.banks["pixels"].cell.bincount(minlength=shown.numel())
+    assert torch.equal(remembered > 0, shown.flatten())
 
 
 def test_pretrained_features_see_beyond_their_patch_and_yet_nothing_of_it(tmp_path: Path) -> None:
@@ -319,13 +485,19 @@ def test_pretrained_features_see_beyond_their_patch_and_yet_nothing_of_it(tmp_pa
     assert one.ignored is not None
     assert one.ignored.shape == (96, 96)
     assert torch.equal(one.locate(spotted(large[:2], 20, 24)).maps, one.locate(large[:2]).maps)
+    pasting = change(one.recipe, {"outliers": "cutpaste", "outliers.per_inlier": 3})
+    embedder = embedder_of(pasting, as_data(large, F.pad(CORNER, (0, 4, 0, 4))), seed=0)
+    altered = embedder.outliers(0, 36)[..., -2]
+    assert altered.flatten(1).any(1).all()
+    assert embedder.hidden is not None
+    assert not altered[:, object_part(embedder.grid, ~embedder.hidden)[0] == 0].any()
     assert (
         embedder_of(one.recipe, as_data(large, CORNER), seed=0).key()
         != embedder_of(one.recipe, as_data(large), seed=0).key()
     )
 
 
-def test_it_is_saved_and_names_the_model(detector: Detector, tmp_path: Path) -> None:
+def test_it_is_saved_and_names_the_model(detector: Detector, aligned: Detector, tmp_path: Path) -> None:
     detector.save(tmp_path / "part.firm")
     loaded = Detector.load(tmp_path / "part.firm")
     assert loaded.ignored is not None
@@ -337,6 +509,12 @@ def test_it_is_saved_and_names_the_model(detector: Detector, tmp_path: Path) -> 
     assert replace(detector, ignored=CORNER.T).id != detector.id
     plain = replace(detector, ignored=None)
     assert "ignored" not in plain.tensors()
+    assert detector.usual is None
+    aligned.save(tmp_path / "aligned.firm")
+    again = Detector.load(tmp_path / "aligned.firm")
+    assert again.id == aligned.id
+    assert torch.equal(again.score(TURNED[:3]), aligned.score(TURNED[:3]))
+    assert replace(aligned, usual=None).id != aligned.id
     assert plain.id != detector.id
 
 

@@ -436,3 +436,24 @@ def test_an_interval_that_cannot_be_is_refused(confidence, resamples):
     case = torch.rand(1, 2, 2), torch.eye(2, dtype=torch.bool)[None]
     with pytest.raises(FirmError, match="between 0 and 1"):
         localisation(*case, confidence=confidence, resamples=resamples)
+
+
+def test_ignored_pixels_are_left_out():
+    """As if they were cut off; a region that they part in two stays one."""
+    rng = torch.Generator().manual_seed(5)
+    masks = torch.zeros(6, 12, 14, dtype=torch.bool)
+    masks[:3, 2:7, 3:9] = True
+    masks[1, 10, 11] = True
+    maps = torch.rand(6, 12, 14, generator=rng) + 0.5 * masks
+    ignored = torch.zeros(12, 14, dtype=torch.bool)
+    ignored[:, :5] = True
+    assert localisation(maps, masks, ignored=ignored) == localisation(maps[..., 5:], masks[..., 5:])
+    assert pixel_auroc(maps, masks, ignored) == pixel_auroc(maps[..., 5:], masks[..., 5:])
+    across = torch.zeros(12, 14, dtype=torch.bool)
+    across[4] = True
+    found = localisation(maps, masks, ignored=across)
+    assert found.regions == 4
+    joined = torch.cat([maps[:, :4], maps[:, 5:]], 1), torch.cat([masks[:, :4], masks[:, 5:]], 1)
+    assert found == localisation(*joined)
+    with pytest.raises(FirmError, match="mark no anomalous pixel"):
+        localisation(maps, masks, ignored=masks[:3].any(0))

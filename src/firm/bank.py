@@ -197,19 +197,23 @@ def fit_bank(
     *,
     rng: torch.Generator,
     parts: Int[Tensor, " n"] | None = None,
+    seen: Bool[Tensor, "n r c"] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Bank:
     """Remember patches of good images, given as their features on the grid; `parts` numbers the part each shows.
 
-    Progress is told by the two parts that can take long: choosing a coreset, and scoring the good images themselves.
+    Only patches that are `seen` are remembered and have a part in the statistics of their place. Progress is told by
+    the two parts that can take long: choosing a coreset, and scoring the good images themselves.
     """
     n, rows, columns, dim = features.shape
     cells = rows * columns
-    kept = _checked_size(n, cells, memory)
-    total = kept * ((memory.choose == "coreset" and kept < n * cells) + memory.standardise)
-    tell = on_progress or (lambda done, total: None)
     flat = features.flatten(0, 2)
-    image, cell = _places(flat, cells, memory, rng, lambda done: tell(done, total))
+    among = None if seen is None else seen.flatten().nonzero().squeeze(1)
+    patches = len(flat) if among is None else len(among)
+    kept = _checked_size(n, patches, memory)
+    total = kept * ((memory.choose == "coreset" and kept < patches) + memory.standardise)
+    tell = on_progress or (lambda done, total: None)
+    image, cell = _places(flat, among, cells, memory, rng, lambda done: tell(done, total))
     vectors = torch.empty(kept, dim + (memory.metric == "l2"))
     for part in torch.arange(kept).split(QUERIES):  # no second copy of a large bank
         vectors[part] = memory.keys(flat[image[part] * cells + cell[part]])
@@ -218,7 +222,7 @@ def fit_bank(
         return bank
     shown = None if parts is None or len(parts.unique()) < 2 else parts
     own = leave_one_out(bank, features, lambda images: tell(total - kept + kept * images // n, total), parts=shown)
-    mean, deviation = statistics(own)
+    mean, deviation = statistics(own, seen)
     return replace(bank, mean=mean, deviation=deviation)
 
 
@@ -250,12 +254,16 @@ def leave_one_out(
     return _scores(owned, features, on_images, owner=owner)
 
 
-def statistics(scores: Float[Tensor, "n r c"]) -> tuple[Float[Tensor, "r c"], Float[Tensor, "r c"]]:
+def statistics(
+    scores: Float[Tensor, "n r c"], seen: Bool[Tensor, "n r c"] | None = None
+) -> tuple[Float[Tensor, "r c"], Float[Tensor, "r c"]]:
     """Mean and deviation of the scores of good images at each place.
 
     Variances are averaged over the 3 x 3 cells around each, and no deviation is below half the median one: where good
     images happened to agree, a little must not raise the alarm. Fewer than ten images share one mean and deviation.
     """
+    if seen is not None and not bool(seen.all()):
+        return _statistics_of_seen(scores, seen)
     if len(scores) < FEW:
         mean, deviation = scores.mean().expand(scores.shape[1:]), scores.std().expand(scores.shape[1:])
     else:
@@ -265,13 +273,30 @@ def statistics(scores: Float[Tensor, "n r c"]) -> tuple[Float[Tensor, "r c"], Fl
     return mean.contiguous(), deviation.clamp(min=SMALLEST)
 
 
-def _checked_size(images: int, cells: int, memory: Memory) -> int:
+def _statistics_of_seen(
+    scores: Float[Tensor, "n r c"], seen: Bool[Tensor, "n r c"]
+) -> tuple[Float[Tensor, "r c"], Float[Tensor, "r c"]]:
+    """The same of the scores that are seen; places with fewer than ten of them have the statistics of all places."""
+    count = seen.sum(0)
+    own = count >= FEW
+    some = scores[seen]
+    mean, deviation = some.mean().expand_as(count).clone(), some.std().expand_as(count).clone()
+    if bool(own.any()):
+        means = scores.where(seen, 0).sum(0) / count.clamp(min=1)
+        variance = (scores - means).square().where(seen, 0).sum(0) / (count - 1).clamp(min=1)
+        summed = F.avg_pool2d(torch.stack([variance.where(own, 0), own.float()]), 3, stride=1, padding=1)
+        around = (summed[0] / summed[1])[own].sqrt()  # of places that have a variance
+        mean[own], deviation[own] = means[own], around.clamp(min=float(around.quantile(0.5)) / 2)
+    return mean, deviation.clamp(min=SMALLEST)
+
+
+def _checked_size(images: int, patches: int, memory: Memory) -> int:
     """How many patches the bank will hold; what cannot be done is refused before the long work begins."""
-    if not images * cells:
+    if not patches:
         raise FirmError("there are no good patches to remember; give at least 1 good image")
     if memory.standardise and images < 2:
         raise FirmError("1 good image cannot be standardised by others; give 2 or set memory.standardise to False")
-    kept = memory.kept(images * cells)
+    kept = memory.kept(patches)
     if kept < memory.k:
         raise FirmError(f"k = {memory.k} neighbours cannot be found among {kept} kept patches; keep more or lower k")
     if kept < memory.reweight:
@@ -336,12 +361,18 @@ def _weights(bank: Bank, patches: Float[Tensor, "p d"], within: Bool[Tensor, "p 
 
 
 def _places(
-    flat: Float[Tensor, "p d"], cells: int, memory: Memory, rng: torch.Generator, on_kept: Step
+    flat: Float[Tensor, "p d"],
+    among: Int[Tensor, " s"] | None,
+    cells: int,
+    memory: Memory,
+    rng: torch.Generator,
+    on_kept: Step,
 ) -> tuple[Int[Tensor, " m"], Int[Tensor, " m"]]:
-    """Image and cell of every patch to keep, ordered by cell and then by image."""
-    kept = memory.kept(len(flat))
-    chosen = torch.arange(len(flat))
-    if kept < len(flat):
-        chosen = CHOICES[memory.choose](flat, kept, memory.metric, rng, on_kept).sort().values
+    """Image and cell of every patch to keep, ordered by cell and then by image; `among` are those to choose from."""
+    chosen = torch.arange(len(flat)) if among is None else among
+    kept = memory.kept(len(chosen))
+    if kept < len(chosen):
+        some = flat if among is None else flat[among]
+        chosen = chosen[CHOICES[memory.choose](some, kept, memory.metric, rng, on_kept).sort().values]
     chosen = chosen[(chosen % cells).argsort(stable=True)]
     return chosen // cells, chosen % cells

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
 from firm.images import Preprocessing
+from firm.outliers.sparing import spared
 from firm.replay import Replay
 from firm.streams import stream
 from firm.types import INLIER, Batch, FirmError, Focus, Outliers, OutlierSource, Scene, Views
@@ -41,12 +42,14 @@ def make_batch(
     seed: int,
     step: int,
     foreground: Bool[Tensor, "n h w"] | None = None,
+    hidden: Bool[Tensor, "n h w"] | None = None,
     replay: Replay | None = None,
     device: torch.device | str = "cpu",
 ) -> Batch:
     """The multiview batch of one step: all first views, then all second views in the same order.
 
-    With a foreground, outliers and views are told where the object is, and views where an outlier was altered.
+    With a foreground, outliers and views are told where the object is, and views where an outlier was altered. No
+    outlier is altered where it is hidden.
     """
     steps = steps_per_epoch(len(images), outliers.per_inlier, batch)
     place = step % steps
@@ -57,7 +60,7 @@ def make_batch(
     if replay is not None and len(chosen):
         made = replay.take(step, len(chosen))
     else:
-        scene = None if foreground is None else Scene(foreground[which[chosen]], images, foreground)
+        scene = None if foreground is None else Scene.among(images, foreground, hidden, which[chosen])
         made = _make(images[which[chosen]], outliers, copy[chosen], scene, rng=stream(seed, "outliers", step))
     clean, group = _fill(images[which], chosen, made)
     focus = None if foreground is None else _focus(foreground[which], chosen, made)
@@ -80,7 +83,7 @@ def _make(
 ) -> Outliers:
     if not len(inliers):
         return Outliers(inliers, copy)
-    return outliers(inliers, rng=rng, copy=copy, scene=scene)
+    return spared(outliers, inliers, rng=rng, copy=copy, scene=scene)
 
 
 def _fill(

@@ -198,7 +198,9 @@ class Looked:
     def at(
         cls, trial: Trial, conditioning: Conditioning, look: Looks, ignored: Bool[Tensor, "a b"] | None = None
     ) -> Looked:
-        known, inspected = conditioning(trial.known, ignored), conditioning(trial.inspected, ignored)
+        known = conditioning(trial.known, ignored)
+        usual = known.usual()
+        known, inspected = known.completed(usual), conditioning(trial.inspected, ignored).completed(usual)
         return cls(trial, look, known, inspected, look_at(look, known.images), look_at(look, inspected.images))
 
     def told_apart(self, reach: int, recipe: Recipe, seed: int) -> float:

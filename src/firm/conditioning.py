@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
 from firm.foreground import Rule, foreground
-from firm.ignoring import filled, scaled
+from firm.ignoring import filled, scaled, usual_look
 from firm.types import FirmError
 
 LIGHTS = ("none", "median", "local")
@@ -105,6 +105,23 @@ class Conditioned:
         still = self.ignored.cpu().numpy().astype(np.uint8)
         moved = [_moved(still, frame.numpy(), cv2.INTER_NEAREST) for frame in self.frames]
         return torch.from_numpy(np.stack(moved) > 0) if moved else self.foreground
+
+    def usual(self) -> UInt8[Tensor, "c h w"] | None:
+        """What these images usually show at each place of their pose; None where all hide the same, or nothing."""
+        hidden = self.hidden()
+        return None if hidden is None or self.frames is None else usual_look(self.images, hidden)
+
+    def completed(self, usual: UInt8[Tensor, "c h w"] | None) -> Conditioned:
+        """The same with the usual look where an image hides it: so a part is no other for having lain under the mask.
+
+        The nearest pixels would do where every image hides the same; a part that is hidden elsewhere each time would
+        differ from the others by them more than by a defect.
+        """
+        hidden = self.hidden()
+        if usual is None or hidden is None:
+            return self
+        shown = usual[: self.images.shape[1]].to(self.images.device)
+        return replace(self, images=torch.where(hidden[:, None].to(shown.device), shown, self.images))
 
     def back(self, maps: Float[Tensor, "n h w"]) -> Float[Tensor, "n h w"]:
         """Maps of the conditioned images in the frames of the images as they came.

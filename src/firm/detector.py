@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -19,7 +18,6 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-import firm
 from firm.adaptor import Adapted, CellLooker
 from firm.backbones import architecture
 from firm.calibration import Calibration, Threshold, Wishes, calibration_of, of_threshold
@@ -70,6 +68,7 @@ class Detector:
     examples: Examples = NONE
     calibration: Calibration | None = None
     ignored: Bool[Tensor, "s s"] | None = None  # never decides: pixels of images as they come
+    usual: UInt8[Tensor, "k s s"] | None = None  # what aligned parts show; in the place of what is ignored
 
     def __post_init__(self) -> None:
         whole = {} if self.localiser else {NAME: self.recipe.score}
@@ -126,7 +125,7 @@ class Detector:
                 "the embeddings collapsed to one point, so this detector tells nothing apart; lower training.lr",
                 stacklevel=2,
             )
-        origin = _origin(data.name, len(learn), run)
+        origin = run.origin(data.name, len(learn))
         detector = cls.remember(recipe, run, part, origin, seed=seed, parts=parts[learn])
         detector.calibration = detector._calibrated(data.train[held_out], parts[held_out], wishes)
         return detector
@@ -162,10 +161,13 @@ class Detector:
             seen = look.kinds_from(run.task.good.features[: len(small)])  # further versions are only learnt from
         shown = sisters(good.name, good.train) if parts is None else parts
         upright = recipe.conditioning(small, ignored)
-        localiser = fit_localiser(look, upright, recipe.memory, seed=seed, seen=seen, parts=shown)
+        usual = upright.usual()
+        localiser = fit_localiser(look, upright.completed(usual), recipe.memory, seed=seed, seen=seen, parts=shown)
         posed = replace(recipe.conditioning, light="none")(small).images
         thumbs, examples = thumbnails(good.train), Examples.of(posed.cpu())
-        return cls(recipe, preprocessing, network, [], origin, localiser, thumbs, examples, ignored=ignored)
+        return cls(
+            recipe, preprocessing, network, [], origin, localiser, thumbs, examples, ignored=ignored, usual=usual
+        )
 
     def score(
         self, images: UInt8[Tensor, "n c h w"], on_chunk: Callable[[int], None] | None = None
@@ -192,7 +194,8 @@ class Detector:
         """Some images patch by patch."""
         if self.localiser is None:
             raise FirmError("this detector looks at whole images and cannot say where; fit with --preset inspect")
-        ready = self.recipe.conditioning(resize(images, self.preprocessing.size), self.ignored)
+        upright = self.recipe.conditioning(resize(images, self.preprocessing.size), self.ignored)
+        ready = upright.completed(self.usual)
         look = looker_of(self.recipe, self.network, self.preprocessing, grey=self.origin["grey"])
         seen = look(ready.images)
         cells = self.localiser.cells(seen, ready.foreground, ready.hidden())
@@ -322,6 +325,8 @@ class Detector:
             tensors |= {f"localiser.{name}": value for name, value in self.localiser.tensors().items()}
         if self.ignored is not None:
             tensors["ignored"] = self.ignored
+        if self.usual is not None:
+            tensors["usual"] = self.usual
         return tensors
 
     def card(self) -> dict[str, Any]:
@@ -355,6 +360,7 @@ class Detector:
                 tensors.get("thumbnails", torch.empty(0, THUMB, THUMB, dtype=torch.uint8)),
                 Examples(**shown) if shown else NONE,
                 ignored=tensors.get("ignored"),
+                usual=tensors.get("usual"),
             )
             if "threshold" in card:  # schema 1
                 bound = Threshold(**card["threshold"])
@@ -365,21 +371,6 @@ class Detector:
         if calibration is not False and (calibration is not True or file.exists()):
             detector.calibration = read_calibration(file, model=detector.id)
         return detector
-
-
-def _origin(data: str, good_images: int, run: Run) -> dict[str, Any]:
-    """Where a detector comes from."""
-    return {
-        "data": data,
-        "seed": run.task.seed,
-        "good_images": good_images,
-        "fingerprint": run.task.fingerprint,
-        "task": run.digest,
-        "firm": firm.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "collapsed": run.collapsed,
-    }
 
 
 def _finite(scores: Float[Tensor, " n"]) -> Float[Tensor, " n"]:

@@ -6,10 +6,11 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
 from firm.adaptor import Pretrained, cell_features, check_cells
@@ -20,6 +21,7 @@ from firm.conditioning import Conditioned
 from firm.fitting import conditioned, preprocessing_of, task_of
 from firm.images import Preprocessing, fingerprint
 from firm.localiser import object_part
+from firm.outliers.sparing import spared
 from firm.recipes.recipe import Recipe, to_json
 from firm.store import cost, stored
 from firm.streams import stream
@@ -54,6 +56,10 @@ class Embedder:
     @property
     def good(self) -> int:
         return len(self.ready.images)
+
+    @cached_property
+    def hidden(self) -> Bool[Tensor, "n h w"] | None:
+        return self.ready.hidden()
 
     def key(self, *more: object) -> str:
         """Names the features by all that decides them."""
@@ -100,10 +106,9 @@ class Embedder:
         """Rows of the store of outliers: the first of every good image, then the second of every one, ..."""
         rows = torch.arange(begin, end)
         which, copy = rows % self.good, rows // self.good
-        scene = Scene(self.ready.foreground[which], self.ready.images, self.ready.foreground)
-        made = self.recipe.outliers(
-            self.ready.images[which], rng=stream(self.seed, "outliers", begin), copy=copy, scene=scene
-        )
+        scene = Scene.among(self.ready.images, self.ready.foreground, self.hidden, which)
+        rng = stream(self.seed, "outliers", begin)
+        made = spared(self.recipe.outliers, self.ready.images[which], rng=rng, copy=copy, scene=scene)
         if made.where is None:
             raise FirmError("these outliers change whole images; give local ones, such as outliers=mixed or donor")
         altered = object_part(self.grid, made.where)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -14,13 +14,14 @@ from firm.calibration import FAIL, PASS, REVIEW, Calibration
 from firm.data.folder import GOOD
 from firm.detector import Detector
 from firm.encoder import ResNet18
+from firm.ignoring import scaled
 from firm.images import Preprocessing
 from firm.leaks import copies, thumbnails
 from firm.localisation import Localisation, localisation
 from firm.metrics import Interval, auroc, auroc_interval
 from firm.scores import Scoring, fit_scorings, reference_features, score_images
 from firm.streams import stream
-from firm.types import Located, Truth
+from firm.types import FirmError, Located, Truth
 
 
 def evaluate(
@@ -51,6 +52,8 @@ def balanced_subset(anomalous: Bool[Tensor, " m"], images: int, *, seed: int = 0
     return torch.cat([chosen[0][:take], chosen[1][: images - take]]).sort().values
 
 
+IGNORED = "(ignored)"  # the kind of images whose defect is not to be found: no folder's name
+UNSEEN = 0.95  # part of a marked defect under ignored pixels from which it is not to be found
 SUSPICIOUS = 0.75  # AUROC from which a trivial score tells that images differ by more than their defects
 
 
@@ -87,6 +90,7 @@ class Evaluation:
     trivial: Trivial
     confusion: dict[str, dict[str, int]] = field(default_factory=dict)  # kind -> verdict -> images
     copies: int = 0  # test images that were learnt from, as far as thumbnails tell
+    ignored: int = 0  # defective images marked only where pixels are ignored: in `confusion`, in no other number
 
 
 def evaluate_detector(
@@ -116,32 +120,88 @@ def evaluation(
     anomalous: Bool[Tensor, " m"],
     truth: Truth | None,
 ) -> Evaluation:
-    """The same of what was found already."""
+    """The same of what was found already.
+
+    Ignored pixels are left out of the pixel measures, and images whose defect they cover of all but a count.
+    """
+    under = wholly_ignored(detector.ignored, anomalous, truth)
+    if not bool(under.any()):
+        return _evaluation(detector, found, images, anomalous, truth)
+    if bool(under[anomalous].all()):
+        raise FirmError("all defects are marked only where pixels are ignored; give images of others, or mark less")
+    counted = _evaluation(detector, *seen_alone(~under, found, images, anomalous, truth))
+    apart = _confusion(detector.calibration, found.scores[under], [IGNORED] * int(under.sum()))
+    return replace(
+        counted,
+        confusion=counted.confusion | apart,
+        copies=int(copies(images, detector.thumbnails).sum()),
+        ignored=int(under.sum()),
+    )
+
+
+def wholly_ignored(
+    ignored: Bool[Tensor, "a b"] | None, anomalous: Bool[Tensor, " m"], truth: Truth | None
+) -> Bool[Tensor, " m"]:
+    """The defective images whose marked pixels are ignored, as good as all of them; without a mask none is known."""
+    if ignored is None or truth is None:
+        return torch.zeros_like(anomalous)
+    here = scaled(ignored, *truth.masks.shape[1:])
+    marked = truth.masks.flatten(1).sum(1)
+    covered = (truth.masks & here).flatten(1).sum(1)
+    return anomalous & truth.known & (marked > 0) & (covered >= UNSEEN * marked)
+
+
+def seen_alone(
+    chosen: Bool[Tensor, " m"],
+    found: Located,
+    images: UInt8[Tensor, "m c h w"],
+    anomalous: Bool[Tensor, " m"],
+    truth: Truth | None,
+) -> tuple[Located, UInt8[Tensor, "k c h w"], Bool[Tensor, " k"], Truth | None]:
+    """The chosen images alone."""
+    if bool(chosen.all()):
+        return found, images, anomalous, truth
+    located = Located(found.scores[chosen], found.maps[chosen])
+    if truth is not None:
+        kinds = tuple(kind for kind, one in zip(truth.kinds, chosen.tolist(), strict=True) if one)
+        truth = Truth(kinds, truth.masks[chosen], truth.known[chosen])
+    return located, images[chosen], anomalous[chosen], truth
+
+
+def _evaluation(
+    detector: Detector,
+    found: Located,
+    images: UInt8[Tensor, "m c h w"],
+    anomalous: Bool[Tensor, " m"],
+    truth: Truth | None,
+) -> Evaluation:
     names = () if truth is None else tuple(sorted(set(truth.kinds) - {"good"}))
     kinds = {}
     for name in names:
         of_kind = torch.tensor([kind == name for kind in truth.kinds]) if truth else anomalous
-        kinds[name] = _kind(found, anomalous, truth, ~anomalous | of_kind)
+        kinds[name] = _kind(found, anomalous, truth, ~anomalous | of_kind, detector.ignored)
     above = found.scores > (math.inf if detector.calibration is None else detector.limit)
     return Evaluation(
         images=len(images),
-        overall=_kind(found, anomalous, truth, torch.ones_like(anomalous)),
+        overall=_kind(found, anomalous, truth, torch.ones_like(anomalous), detector.ignored),
         kinds=kinds,
         caught=float(above[anomalous].float().mean()),
         false_calls=float(above[~anomalous].float().mean()),
         trivial=trivial(images, anomalous, detector.thumbnails),
-        confusion=_confusion(detector.calibration, found.scores, anomalous, truth),
+        confusion=_confusion(detector.calibration, found.scores, _called(anomalous, truth)),
         copies=int(copies(images, detector.thumbnails).sum()),
     )
 
 
-def _confusion(
-    by: Calibration | None, scores: Float[Tensor, " m"], anomalous: Bool[Tensor, " m"], truth: Truth | None
-) -> dict[str, dict[str, int]]:
+def _called(anomalous: Bool[Tensor, " m"], truth: Truth | None) -> list[str]:
+    """The kind of each image."""
+    return ["defective" if bad else GOOD for bad in anomalous.tolist()] if truth is None else list(truth.kinds)
+
+
+def _confusion(by: Calibration | None, scores: Float[Tensor, " m"], kinds: list[str]) -> dict[str, dict[str, int]]:
     """How many images of each kind have each verdict, the good ones first; empty without a calibration."""
     if by is None:
         return {}
-    kinds = ["defective" if bad else GOOD for bad in anomalous.tolist()] if truth is None else list(truth.kinds)
     said = [by.verdict(score) for score in scores.tolist()]
     order = sorted(set(kinds), key=lambda kind: (kind != GOOD, kind))
     return {
@@ -157,20 +217,31 @@ def trivial(images: UInt8[Tensor, "m c h w"], anomalous: Bool[Tensor, " m"], kno
     return Trivial(auroc(small.mean(1), anomalous), auroc(nearest, anomalous))
 
 
-def _kind(found: Located, anomalous: Bool[Tensor, " m"], truth: Truth | None, chosen: Bool[Tensor, " m"]) -> Kind:
+def _kind(
+    found: Located,
+    anomalous: Bool[Tensor, " m"],
+    truth: Truth | None,
+    chosen: Bool[Tensor, " m"],
+    ignored: Bool[Tensor, "s s"] | None,
+) -> Kind:
     return Kind(
         images=int((chosen & anomalous).sum()),
         auroc=auroc_interval(found.scores[chosen], anomalous[chosen]),
-        localisation=_localisation(found.maps, truth, chosen),
+        localisation=_localisation(found.maps, truth, chosen, ignored),
     )
 
 
-def _localisation(maps: Float[Tensor, "m h w"], truth: Truth | None, chosen: Bool[Tensor, " m"]) -> Localisation | None:
+def _localisation(
+    maps: Float[Tensor, "m h w"],
+    truth: Truth | None,
+    chosen: Bool[Tensor, " m"],
+    ignored: Bool[Tensor, "s s"] | None,
+) -> Localisation | None:
     """Pixel measures on the images whose masks are known; None without maps or without a marked defect."""
     if truth is None or not maps.numel():
         return None
     known = chosen & truth.known
     masks = truth.masks[known]
-    if masks.shape[1:] != maps.shape[1:] or not bool(masks.any()):
+    if masks.shape[1:] != maps.shape[1:] or not bool((masks if ignored is None else masks & ~ignored).any()):
         return None
-    return localisation(maps[known], masks)
+    return localisation(maps[known], masks, ignored=ignored)

@@ -15,7 +15,7 @@ from firm.conditioning import Conditioned, Conditioning
 from firm.data import files_to_learn, load
 from firm.data.folder import SIDE, SIZE
 from firm.encoder import Network
-from firm.ignoring import check_ignored
+from firm.ignoring import check_ignored, scaled
 from firm.images import Preprocessing, inlier_statistics, resize, resize_mask
 from firm.localiser import Looker, Looks, check_dense, is_grey, kinds_of
 from firm.recipes.recipe import Recipe
@@ -50,6 +50,7 @@ def conditioned(recipe: Recipe, data: OneClass) -> tuple[OneClass, Conditioned |
     size = recipe.size or data.size
     shrinks = recipe.tiling.patchwise and data.train.shape[-1] > size
     ready = recipe.conditioning(resize(data.train, size) if shrinks else data.train, data.ignored)
+    ready = ready.completed(ready.usual())
     plain = recipe.conditioning.light == "none"
     return replace(data, train=ready.images, statistics=data.statistics if plain else None), ready
 
@@ -58,11 +59,15 @@ def task_of(recipe: Recipe, data: OneClass, *, seed: int) -> Task:
     """Everything that decides a training on this data."""
     data, ready = conditioned(recipe, data)
     preprocessing = preprocessing_of(recipe, data)
-    images, foreground = data.train, None if ready is None else ready.foreground
+    images, foreground, hidden = data.train, None, None
+    if ready is not None:
+        foreground, hidden = ready.foreground, ready.hidden()
     if max(images.shape[-2:]) > preprocessing.size:  # the views crop without antialiasing, so shrink properly first
         images = resize(images, preprocessing.size)
         if foreground is not None:  # not found anew: what was lit or aligned already must not be so twice
             foreground = torch.stack([resize_mask(mask.numpy(), preprocessing.size) for mask in foreground])
+        if hidden is not None:
+            hidden = torch.stack([scaled(mask, preprocessing.size, preprocessing.size) for mask in hidden])
     if foreground is not None and is_grey(images):
         images = images[:, :1].contiguous()  # a third of the work of synthesis
     return Task(
@@ -75,6 +80,7 @@ def task_of(recipe: Recipe, data: OneClass, *, seed: int) -> Task:
         seed=seed,
         foreground=foreground,
         ignored=data.ignored,
+        hidden=hidden,
     )
 
 

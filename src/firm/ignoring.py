@@ -6,6 +6,7 @@ beside it show it too, and a pretrained network sees beyond its patch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from firm.types import FirmError
 
 ASPECT = 0.02  # by which the mask may be wider or narrower than the images
 ASKED = 8  # images that tell how wide they are
+SOME = 100  # good images, evenly over all, that tell what is usual
+STRIP = 16  # rows of pixels of which that is found at once
 
 
 def read_ignored(file: Path, images: Sequence[Path]) -> Bool[Tensor, "h w"]:
@@ -74,3 +77,12 @@ def filled(images: UInt8[Tensor, "n c h w"], ignored: Bool[Tensor, "h w"]) -> UI
     places[labels[~where]] = np.flatnonzero(~where)
     nearest = torch.from_numpy(places[labels].ravel()).to(images.device)
     return images.flatten(2)[:, :, nearest].view_as(images)
+
+
+def usual_look(images: UInt8[Tensor, "n c h w"], hidden: Bool[Tensor, "n h w"]) -> UInt8[Tensor, "c h w"]:
+    """The median of the images that show a pixel; one that none of them shows is as the nearest that some do."""
+    step = max(1, len(images) // SOME)
+    strips = zip(images[::step].split(STRIP, 2), hidden[::step].split(STRIP, 1), strict=True)
+    parts = [shown.float().masked_fill(away[:, None], math.nan).nanmedian(0).values for shown, away in strips]
+    usual = torch.cat(parts, 1).nan_to_num().to(torch.uint8)
+    return filled(usual[None], hidden[::step].all(0))[0]

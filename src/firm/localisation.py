@@ -44,9 +44,14 @@ class Localisation:
     regions: int
 
 
-def pixel_auroc(maps: Float[Tensor, "n h w"], masks: Bool[Tensor, "n h w"]) -> float:
-    """The chance that an anomalous pixel scores above a normal one, ties counting half; all images pooled."""
-    return float(_curve(_pixels(maps, masks)).auroc())
+def pixel_auroc(
+    maps: Float[Tensor, "n h w"], masks: Bool[Tensor, "n h w"], ignored: Bool[Tensor, "h w"] | None = None
+) -> float:
+    """The chance that an anomalous pixel scores above a normal one, ties counting half; all images pooled.
+
+    Ignored pixels are neither.
+    """
+    return float(_curve(_pixels(maps, masks, ignored)).auroc())
 
 
 def aupro(maps: Float[Tensor, "n h w"], masks: Bool[Tensor, "n h w"], limit: float = LIMIT) -> float:
@@ -63,11 +68,14 @@ def localisation(
     maps: Float[Tensor, "n h w"],
     masks: Bool[Tensor, "n h w"],
     *,
+    ignored: Bool[Tensor, "h w"] | None = None,
     confidence: float = 0.95,
     resamples: int = 200,
     seed: int = 0,
 ) -> Localisation:
     """Both measures with a percentile bootstrap over images, good and defective ones resampled separately.
+
+    Ignored pixels are left out, and a region counts by those of its pixels that are not.
 
     Pixels of one image are not independent, so an image comes with all its pixels and regions. The values are exact;
     resamples see the scores through 4096 quantiles of either kind of pixel: off by under 1e-4 as tested, 1e-3 at worst.
@@ -75,7 +83,7 @@ def localisation(
     """
     if not 0 < confidence < 1 or resamples < 1:
         raise FirmError(f"confidence {confidence} must lie between 0 and 1, and resamples {resamples} be at least 1")
-    pixels = _pixels(maps, masks)
+    pixels = _pixels(maps, masks, ignored)
     curve = _curve(pixels)
     auroc, pro = _resampled(pixels, resamples, seed)
     best_f1, threshold = curve.best_f1()
@@ -99,8 +107,8 @@ def _interval(value: Floats, drawn: Floats, confidence: float) -> Interval:
 class _Pixels:
     """The checked input, its normal scores in order, and its anomalous pixels in reading order."""
 
-    maps: Scores  # n, h, w
-    masks: Mask  # n, h, w
+    maps: Scores  # n, h, w; n, 1, pixels where some are ignored
+    masks: Mask  # the same
     normal: Scores  # ascending
     anomalous: Scores
     share: Floats  # of its region, that each anomalous pixel makes up
@@ -142,7 +150,7 @@ class _Curve:
         return float(f1[best]), float(self.level[best])
 
 
-def _pixels(maps: Tensor, masks: Tensor) -> _Pixels:
+def _pixels(maps: Tensor, masks: Tensor, ignored: Tensor | None = None) -> _Pixels:
     if maps.shape != masks.shape or maps.ndim != 3:
         shapes = f"{tuple(maps.shape)} maps do not match {tuple(masks.shape)} masks"
         raise FirmError(f"{shapes}; give one mask of the same height and width per map")
@@ -152,20 +160,23 @@ def _pixels(maps: Tensor, masks: Tensor) -> _Pixels:
     # bfloat16 has no twin in numpy; float holds every value of half precision
     scores = (maps if maps.element_size() >= 4 else maps.float()).detach().cpu().numpy()
     where = masks.cpu().numpy()
+    free = np.ones(where.shape[1:], bool) if ignored is None else ~ignored.cpu().numpy()
+    share = [_shares(mask, free) for mask in where if (mask & free).any()]
+    if ignored is not None:
+        scores, where = scores[:, None, free], where[:, None, free]
     if not where.any():
         raise FirmError("the masks mark no anomalous pixel; give defective images with their masks")
     if where.all():
         raise FirmError("the masks mark every pixel as anomalous; give good images too, or masks of the defects alone")
     normal = scores[~where]
     normal.sort()
-    share = np.concatenate([_shares(mask) for mask in where if mask.any()])
-    return _Pixels(scores, where, normal, scores[where], share)
+    return _Pixels(scores, where, normal, scores[where], np.concatenate(share))
 
 
-def _shares(mask: Mask) -> Floats:
-    """One over the size of its region for each anomalous pixel; diagonal neighbours belong together."""
+def _shares(mask: Mask, free: Mask) -> Floats:
+    """One over the free size of its region for each free anomalous pixel; diagonal neighbours belong together."""
     _, labels = cv2.connectedComponents(mask.astype(np.uint8), connectivity=8)
-    region = labels[mask]
+    region = labels[mask & free]
     return 1 / np.bincount(region)[region]
 
 

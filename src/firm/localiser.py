@@ -27,6 +27,7 @@ KINDS = ("encoder", "pixels", "backbone")  # learnt; as they are; of a pretraine
 TILES = 512  # patches embedded at once
 PIXELS = 256  # numbers to a patch of plain pixels; larger patches are averaged down to it
 CHUNK = 16  # images looked at together
+SMALLEST = 1e-6  # part of a patch: less than any pixel
 FIELDS = {1: 4, 2: 2, 3: 2, 4: 1}  # stage -> fields along each side of a tile over which it is averaged
 
 Seen = dict[str, Float[Tensor, "n r c _"]]  # a kind of feature -> the features of every patch
@@ -271,16 +272,24 @@ def fit_localiser(
 ) -> Localiser:
     """Remember the patches of good images; what was seen of them already need not be looked at again.
 
-    `parts` numbers the part each image shows, where several show one.
+    `parts` numbers the part each image shows, where several show one. A patch that is hidden as a whole tells nothing.
     """
     seen = look_at(look, ready.images) if seen is None else seen
+    hidden = ready.hidden()
+    free = None if hidden is None else object_part(look.grid, ~hidden)
+    told = None if free is None else free > 0
     banks = {
-        kind: fit_bank(features, metric_of(memory, kind), rng=stream(seed, "bank", kind), parts=parts)
+        kind: fit_bank(features, metric_of(memory, kind), rng=stream(seed, "bank", kind), parts=parts, seen=told)
         for kind, features in seen.items()
     }
-    present = object_part(look.grid, ready.foreground).mean(0) if memory.reach >= 0 else None
+    present = _present(object_part(look.grid, ready.foreground), free) if memory.reach >= 0 else None
     shape = next(iter(seen.values())).shape[1:3]
     return Localiser(look.grid, banks, torch.zeros(*shape) if present is None else present)
+
+
+def _present(shown: Float[Tensor, "n r c"], free: Float[Tensor, "n r c"] | None) -> Float[Tensor, "r c"]:
+    """How much of each cell is object in good images, of what they do not hide."""
+    return shown.mean(0) if free is None else shown.sum(0) / free.sum(0).clamp(min=SMALLEST)
 
 
 def look_at(look: Looks, images: UInt8[Tensor, "n k h w"]) -> Seen:

@@ -15,15 +15,16 @@ from torch import Tensor
 
 from firm.choosing import within
 from firm.detector import Detector
-from firm.foreground import foreground
 from firm.holdout import split, wanted
 from firm.metrics import auroc, auroc_interval
+from firm.outliers.sparing import spared
 from firm.recipes.recipe import Recipe, change
 from firm.runs import Run
 from firm.streams import stream
 from firm.timing import duration
 from firm.training import Progress
-from firm.types import OneClass, Scene
+from firm.trial import seen_by_the_camera
+from firm.types import OneClass
 
 KNOWN, INSPECTED = 60, 30  # learnt images to compare with at a probe, held-out ones that are inspected
 PROBES = 8  # evenly spaced over a training
@@ -70,11 +71,10 @@ class Prober:
         """Held-out images as they are and with synthetic defects of the recipe's source, and which have one."""
         good = self.data.train[self._held[:INSPECTED]]
         others = self.data.train[self._learn[:KNOWN]]
-        rule = recipe.conditioning.foreground
-        scene = Scene(foreground(good, rule), others, foreground(others, rule))
+        scene = seen_by_the_camera(good, others, recipe.conditioning.foreground, self.data.ignored)
         source = recipe.outliers
         copy = torch.arange(len(good)) % source.per_inlier
-        bad = source(good, rng=stream(self.seed, "proof"), copy=copy, scene=scene).images
+        bad = spared(source, good, rng=stream(self.seed, "proof"), copy=copy, scene=scene).images
         return torch.cat([good, bad]), torch.arange(2 * len(good)) >= len(good)
 
     def proof(self, detector: Detector) -> dict[str, Any]:

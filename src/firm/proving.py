@@ -13,14 +13,13 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from firm.detector import Detector
-from firm.foreground import foreground
 from firm.images import resize
 from firm.localisation import pixel_auroc
 from firm.metrics import auroc
 from firm.outliers import KINDS, LOCAL
+from firm.outliers.sparing import spared
 from firm.streams import stream
-from firm.trial import EXPOSURE
-from firm.types import Scene
+from firm.trial import EXPOSURE, seen_by_the_camera
 
 DONORS = 60  # learnt images that lend their pixels to defects
 
@@ -39,18 +38,17 @@ def prove(detector: Detector, good: UInt8[Tensor, "n c h w"], learnt: UInt8[Tens
     """Inspect held-out good images with and without defects, in changing light; the same ones for every detector."""
     side = detector.preprocessing.size
     images, donors = resize(good, side), resize(learnt[:DONORS], side)
-    rule = detector.recipe.conditioning.foreground
-    scene = Scene(foreground(images, rule), donors, foreground(donors, rule))
+    scene = seen_by_the_camera(images, donors, detector.recipe.conditioning.foreground, detector.ignored)
     plain = detector.locate(_lit(images, seed, "good"))
     none = torch.zeros(plain.maps.shape, dtype=torch.bool)
     kinds = {}
     for kind in KINDS:
-        made = LOCAL[kind](images, rng=stream(seed, "proof", kind), scene=scene)
+        made = spared(LOCAL[kind], images, rng=stream(seed, "proof", kind), scene=scene)
         assert made.where is not None
         found = detector.locate(_lit(made.images, seed, kind))
         kinds[kind] = (
             auroc(torch.cat([plain.scores, found.scores]), torch.arange(2 * len(images)) >= len(images)),
-            pixel_auroc(torch.cat([plain.maps, found.maps]), torch.cat([none, made.where])),
+            pixel_auroc(torch.cat([plain.maps, found.maps]), torch.cat([none, made.where]), detector.ignored),
         )
     of_images, of_pixels = (sum(values) / len(values) for values in zip(*kinds.values(), strict=True))
     return Proof(len(images), of_images, of_pixels, kinds)

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
+from firm.outliers.sparing import spared
 from firm.streams import stream
 from firm.types import Outliers, OutlierSource, Scene
 
@@ -27,6 +28,7 @@ class Replay:
     foreground: Bool[Tensor, "n h w"]
     seed: int
     per_step: float  # new outliers to a step; below what a step uses they are used several times
+    hidden: Bool[Tensor, "n h w"] | None = None
 
     def __post_init__(self) -> None:
         self._made: dict[int, Outliers] = {}
@@ -53,8 +55,8 @@ class Replay:
         which: Int[Tensor, " 1"] = torch.randint(
             len(self.images), (1,), generator=stream(self.seed, "replay image", number)
         )
-        scene = Scene(self.foreground[which], self.images, self.foreground)
-        return self.source(self.images[which], rng=stream(self.seed, "replay outlier", number), scene=scene)
+        scene = Scene.among(self.images, self.foreground, self.hidden, which)
+        return spared(self.source, self.images[which], rng=stream(self.seed, "replay outlier", number), scene=scene)
 
     def _where(self, made: Outliers) -> Bool[Tensor, "1 h w"]:
         return made.where if made.where is not None else torch.ones_like(made.images[:, 0], dtype=torch.bool)

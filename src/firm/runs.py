@@ -11,6 +11,7 @@ import fcntl
 import json
 import math
 import os
+import platform
 import signal
 import threading
 import time
@@ -22,6 +23,7 @@ from typing import Any
 
 import torch
 
+import firm
 from firm.encoder import Encoder
 from firm.errors import named
 from firm.objective import resting_loss
@@ -106,6 +108,20 @@ class Run:
                 began = time.process_time()
                 if asked:
                     raise Stopped(asked[0], self._farewell(saved_step, progress.steps))
+
+    def origin(self, data: str, good_images: int) -> dict[str, Any]:
+        """Where a detector that was trained so comes from."""
+        return {
+            "data": data,
+            "seed": self.task.seed,
+            "good_images": good_images,
+            "fingerprint": self.task.fingerprint,
+            "task": self.digest,
+            "firm": firm.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "collapsed": self.collapsed,
+        }
 
     def save(self) -> None:
         """Checkpoint now; the history is on disk before the checkpoint that vouches for it."""

@@ -104,6 +104,7 @@ class Task(Teaching):
     seed: int
     foreground: Tensor | None = None  # bool n, h, w: the object in each image, for outliers and views that are local
     ignored: Tensor | None = None  # bool h, w: what was taken from every foreground
+    hidden: Tensor | None = None  # bool n, h, w: the same in each image as it was conditioned
 
     @property
     def steps_per_epoch(self) -> int:
@@ -116,7 +117,7 @@ class Task(Teaching):
             return None
         share = self.outliers.per_inlier / (1 + self.outliers.per_inlier)
         fresh = self.training.batch * share / self.training.reuse
-        return Replay(self.outliers, self.images, self.foreground, self.seed, fresh)
+        return Replay(self.outliers, self.images, self.foreground, self.seed, fresh, self.hidden)
 
     def batch(self, step: int, device: torch.device | str = "cpu") -> Batch:
         return make_batch(
@@ -129,6 +130,7 @@ class Task(Teaching):
             seed=self.seed,
             step=step,
             foreground=self.foreground,
+            hidden=self.hidden,
             replay=self.replay,
             device=device,
         )

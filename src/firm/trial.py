@@ -13,6 +13,7 @@ from torch import Tensor
 
 from firm.conditioning import Conditioning
 from firm.foreground import Rule
+from firm.outliers.sparing import spared
 from firm.streams import stream
 from firm.types import FirmError, OutlierSource, Scene
 
@@ -47,13 +48,24 @@ def make_trial(
     inspected, known = apart(parts, rng=rng)
     copies = min(defects.per_inlier, max(1, INSPECTED // len(inspected)))  # few images are looked at more often
     good, others = images[inspected].repeat_interleave(copies, 0), images[known]
-    plain = Conditioning(foreground=rule)
-    scene = Scene(plain(good, ignored).foreground, others, plain(others, ignored).foreground)
-    bad = defects(good, rng=rng, copy=torch.arange(len(good)) % defects.per_inlier, scene=scene).images
+    copy = torch.arange(len(good)) % defects.per_inlier
+    bad = spared(defects, good, rng=rng, copy=copy, scene=seen_by_the_camera(good, others, rule, ignored)).images
     both = torch.cat([good, bad])
     light = 1 + EXPOSURE * (2 * torch.rand(len(both), 1, 1, 1, generator=rng) - 1)
     lit = (both.float() * light).round().clamp(0, 255).to(torch.uint8)
     return Trial(others, lit, torch.arange(len(both)) >= len(good))
+
+
+def seen_by_the_camera(
+    good: UInt8[Tensor, "n c h w"],
+    others: UInt8[Tensor, "m c h w"],
+    rule: Rule,
+    ignored: Bool[Tensor, "a b"] | None = None,
+) -> Scene:
+    """The scene of images as they come: their objects by the rule, less what is ignored."""
+    plain = Conditioning(foreground=rule)
+    ready = plain(good, ignored)
+    return Scene(ready.foreground, others, plain(others, ignored).foreground, ready.hidden())
 
 
 def apart(parts: Int[Tensor, " n"], *, rng: torch.Generator) -> tuple[Int[Tensor, " m"], Int[Tensor, " k"]]:

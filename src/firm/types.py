@@ -101,6 +101,23 @@ class Scene:
     foreground: Bool[Tensor, "n h w"]  # of the inliers to be changed
     donors: UInt8[Tensor, "m c h w"]
     donor_foreground: Bool[Tensor, "m h w"]
+    hidden: Bool[Tensor, "n h w"] | None = None  # of the inliers: where nothing counts (None: nowhere)
+
+    @classmethod
+    def among(
+        cls,
+        images: UInt8[Tensor, "m c h w"],
+        foreground: Bool[Tensor, "m h w"],
+        hidden: Bool[Tensor, "m h w"] | None,
+        which: Int[Tensor, " n"],
+    ) -> Scene:
+        """That of some good images among others, all of which lend their pixels."""
+        return cls(foreground[which], images, foreground, None if hidden is None else hidden[which])
+
+    def some(self, at: Int[Tensor, " k"]) -> Scene:
+        """That of some of the inliers."""
+        hidden = None if self.hidden is None else self.hidden[at]
+        return Scene(self.foreground[at], self.donors, self.donor_foreground, hidden)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ def as_text(data: str, found: Evaluation, limit: float, unmarked: int | None) ->
     overall = found.overall
     bad = f"{overall.images} of them defective"
     lines = [f"{data}: image AUROC {percent(overall.auroc)} on {found.images} images, {bad}"]
-    lines += _where(overall, unmarked)
+    lines += _ignored(found.ignored) + _where(overall, unmarked)
     lines += _table(found.kinds)
     caught, false = (
         f"{100 * found.caught:.1f} % of the anomalies caught",
@@ -39,6 +39,7 @@ def as_values(data: str, found: Evaluation, limit: float, unmarked: int | None) 
         "defective": found.overall.images,
         "best_f1_chosen_on_the_test_set": best,
         "masks_unknown": unmarked,
+        "ignored": found.ignored,
         "kinds": {name: _measures(kind) for name, kind in found.kinds.items()},
         "threshold": limit,
         "caught": found.caught,
@@ -72,6 +73,17 @@ def _where(overall: Kind, unmarked: int | None) -> list[str]:
         f"pixel AUROC {percent(where.pixel_auroc)}, AUPRO {percent(where.aupro)}, "
         f"{where.regions} regions on {where.images} images, {doubt}",
         f"{best}, chosen on the test set: information, not a result",
+    ]
+
+
+def _ignored(images: int) -> list[str]:
+    """Defects that are not to be found are no misses."""
+    if not images:
+        return []
+    are, they = ("image is", "it is") if images == 1 else ("images are", "they are")
+    return [
+        f"{images} defective {are} marked only where pixels are ignored; "
+        f"{they} left out of image AUROC and counted apart"
     ]
 
 

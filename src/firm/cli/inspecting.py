@@ -162,7 +162,7 @@ def evaluate(
     """
     from firm.cli.findings import as_text, as_values
     from firm.detector import Detector
-    from firm.evaluate import evaluation, look
+    from firm.evaluate import evaluation, look, seen_alone, wholly_ignored
     from firm.report.evaluation import write_pictures
 
     settle(device, threads)
@@ -171,7 +171,11 @@ def evaluate(
     with bar("scoring") as update:
         seen = look(detector, images, counting(update, len(images)))
     found = evaluation(detector, seen, images, anomalous, truth)
-    pictures = [] if report is None else write_pictures(report, seen, images, anomalous, truth, detector.decides)
+    pictures = []
+    if report is not None:
+        counted = ~wholly_ignored(detector.ignored, anomalous, truth)
+        shown = seen_alone(counted, seen, images, anomalous, truth)
+        pictures = write_pictures(report, *shown, detector.decides)
     unmarked = None if truth is None else int((anomalous & ~truth.known).sum())
     limit = detector.limit
     told = as_values(data, found, limit, unmarked) | {"left_out": left_out, "pictures": [str(one) for one in pictures]}

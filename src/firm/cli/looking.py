@@ -61,7 +61,10 @@ def outliers(
 
     A person then sees what a training would learn from: --set conditioning changes light, pose and foreground.
     """
+    import torch
+
     from firm.outliers import OUTLIERS
+    from firm.outliers.sparing import spared
     from firm.report.contact import draw_contact
     from firm.streams import stream
     from firm.types import Scene
@@ -73,8 +76,10 @@ def outliers(
             raise FirmError(f"no source of outliers {name!r}; use one of {', '.join(OUTLIERS)}")
     recipe, images, left_out = _settled(data, settings, ignore)
     ready = recipe.conditioning(images.train[:DONORS], images.ignored)
-    originals, scene = ready.images[:SHOWN], Scene(ready.foreground[:SHOWN], ready.images, ready.foreground)
-    made = {name: OUTLIERS[name](originals, rng=stream(seed, "sheet", name), scene=scene) for name in sources}
+    ready = ready.completed(ready.usual())
+    shown = torch.arange(len(ready.images[:SHOWN]))
+    originals, scene = ready.images[shown], Scene.among(ready.images, ready.foreground, ready.hidden(), shown)
+    made = {name: spared(OUTLIERS[name], originals, rng=stream(seed, "sheet", name), scene=scene) for name in sources}
     out.parent.mkdir(parents=True, exist_ok=True)
     draw_contact(originals, made, out, images.name)
     show({"picture": str(out), "sources": list(made)}, f"{', '.join(made)} on {images.name}\nlook at {out}", as_json)

@@ -60,9 +60,8 @@ class Mixed:
         for turn, name in enumerate(self.sources):
             at = (number % len(self.sources) == turn).nonzero().squeeze(1)
             if len(at):
-                share = Scene(known.foreground[at], known.donors, known.donor_foreground)
                 # no copy: the few numbers that come here would leave out variants, and a source draws among its own
-                made = LOCAL[name](inliers[at], rng=stream(seed, name), scene=share)
+                made = LOCAL[name](inliers[at], rng=stream(seed, name), scene=known.some(at))
                 images[at], group[at] = made.images, kinds + made.group
             kinds += LOCAL[name].kinds
         return Outliers(images, group, (images != inliers).any(1))
