@@ -121,7 +121,7 @@ def fit(
 
     settle(device, threads)
     left_open = not preset and (minutes or not settings) and preset_for(data) == "inspect"
-    encoder = encoder or (best_encoder() if left_open else None)
+    encoder = encoder or (best_encoder(data) if left_open else None)
     asked = Asked(
         preset=preset or ("adapted" if encoder else None),
         settings=_with_encoder(settings, encoder),
@@ -225,10 +225,12 @@ def run_folder(out: Path) -> Path:
     return out.with_name(out.name + ".run")
 
 
-def best_encoder() -> str | None:
+def best_encoder(data: str) -> str | None:
     """The backbone to start from where there is a choice: the one whose weights are installed, if they are."""
     from firm.backbones import installed
+    from firm.data import files_to_learn
 
+    files_to_learn(data)  # a folder that is not there is to be said first
     found = BACKBONE if installed(BACKBONE) else None
     say(f"pretrained features of {BACKBONE}" if found else "no pretrained weights are installed: training from scratch")
     return found

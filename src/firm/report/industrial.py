@@ -56,10 +56,12 @@ def _legend() -> str:
         "AUROC and AUPRO in %: mean ± sample deviation over seeds, in brackets the mean 95 % bootstrap interval over "
         "the test images; with few defective images such intervals run a little narrow. `pixels` compares plain pixels "
         "and learns nothing, `untrained` is the encoder as initialised; `+ pixels` adds the standardised scores of "
-        "plain pixels to the encoder's. Light, pose and reach were chosen on good images with synthetic defects, once "
-        "for all rows. CPU time is of one thread; `fit in all` is choice, features, training and memory together. "
-        "`synthetic` is measured on good images kept back, as they are and with synthetic defects of five kinds, each "
-        "kind counting alike: settings were chosen by it, and by nothing else in these tables."
+        "plain pixels to the encoder's. Of pretrained features, `patchcore` leaves out all that is ours, `unadapted` "
+        "learns nothing, and `+ unadapted` adds its standardised scores to the adaptor's. Light, pose and reach were "
+        "chosen on good images with synthetic defects, once for all rows. CPU time is of one thread; `fit in all` is "
+        "choice, features, training and memory together. `synthetic` is measured on good images kept back, as they are "
+        "and with synthetic defects of five kinds, each kind counting alike: settings may be chosen by it, for it sees "
+        "no real defect."
     )
 
 
