@@ -207,6 +207,7 @@ def test_promises_are_kept_beside_what_came_true(tmp_path: Path) -> None:
     (row,) = [text for text in page.splitlines() if text.startswith("| drawn:plate")]
     promised = f"{100 * stored['promised']['review']:.1f} %"
     assert row.split(" | ")[5:7] == [promised, _share(stored["realised"]["review"])]
+    assert f"1 calibrations promised at most {promised} on average" in page
 
 
 def _share(found: dict[str, float]) -> str:

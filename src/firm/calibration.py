@@ -302,5 +302,5 @@ def _source(images: int, parts: int, defects: int, wishes: Wishes) -> str:
 
 def _from(images: int, parts: int) -> str:
     """Parts rather than photographs, where these are several of one part."""
-    told = f"from {images} held-out good images"
+    told = f"from {images} held-out good image{'s' * (images != 1)}"
     return f"{told} of {parts} parts" if 0 < parts < images else told

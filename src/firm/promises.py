@@ -45,9 +45,10 @@ def _counted(rate: Rate) -> str:
 
 def _too_few(found: Calibration, name: str, promise: Promise) -> str:
     wished = promise.wished or 0.0
-    things, shown = ("parts", found.parts) if found.parts < found.images else ("images", found.images)
+    things, shown = ("part", found.parts) if found.parts < found.images else ("image", found.images)
+    few = f"{shown} good {things}{'s' * (shown != 1)}"
     return (
-        f"{shown} good {things} cannot promise {100 * wished:g} % for {name}: the lowest honest rate is "
+        f"{few} cannot promise {100 * wished:g} % for {name}: the lowest honest rate is "
         f"{100 * promise.kept:.1f} %, and {100 * wished:g} % takes {math.ceil(1 / wished - 1e-9) - 1}"
     )
 

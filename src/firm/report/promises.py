@@ -29,7 +29,23 @@ def promise_report(scale: str, seeds: list[int], folder: Path, table: PatchTable
         "holds on average over calibrations: one calibration may lie a little above it or below."
     )
     parts = [f"# {table.title}", SCALE_NOTE[scale] if scale == "smoke" else "", f"Written by `{command}`.", about]
-    return "\n\n".join([*filter(None, parts), "\n".join(lines) if runs else "Not run yet."]) + "\n"
+    text = ["\n".join(lines), *_pooled(runs)] if runs else ["Not run yet."]
+    return "\n\n".join([*filter(None, parts), *text]) + "\n"
+
+
+def _pooled(runs: list[dict[str, Any]]) -> list[str]:
+    """What all runs of a row promised on average, and what came true of it."""
+    told = []
+    for row in dict.fromkeys(run["row"] for run in runs):
+        some = [run for run in runs if run["row"] == row]
+        found = [run["realised"]["review"] for run in some]
+        promised = 100 * sum(run["promised"]["review"] for run in some) / len(some)
+        count, of = (sum(one[name] for one in found) for name in ("count", "of"))
+        told.append(
+            f"{row}: {len(some)} calibrations promised at most {promised:.1f} % on average, and {100 * count / of:.1f} % "
+            f"({count} of {of}) of the good images they had not seen did not PASS."
+        )
+    return told
 
 
 def _line(run: dict[str, Any]) -> str:
