@@ -42,8 +42,8 @@ def _pooled(runs: list[dict[str, Any]]) -> list[str]:
         promised = 100 * sum(run["promised"]["review"] for run in some) / len(some)
         count, of = (sum(one[name] for one in found) for name in ("count", "of"))
         told.append(
-            f"{row}: {len(some)} calibrations promised at most {promised:.1f} % on average, and {100 * count / of:.1f} % "
-            f"({count} of {of}) of the good images they had not seen did not PASS."
+            f"{row}: {len(some)} calibrations promised at most {promised:.1f} % on average; "
+            f"{100 * count / of:.1f} % ({count} of {of}) of the good images they had not seen did not PASS."
         )
     return told
 
