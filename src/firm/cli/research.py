@@ -31,7 +31,7 @@ def bench(
     table: Annotated[
         list[str],
         typer.Argument(
-            help="objectives, exposure, short-budget; patches, looks, lights, patch-curve, pretrained, "
+            help="objectives, exposure, short-budget; patches, looks, patch-curve, pretrained, "
             "pretrained-ablation, mvtec, mvtec-ablation; promises"
         ),
     ],

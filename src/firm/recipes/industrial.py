@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 
 from firm.bank import Memory
-from firm.conditioning import LIGHTS, Conditioning
+from firm.conditioning import Conditioning
 from firm.data.industrial import PUBLISHED
 from firm.outliers import KINDS, Mixed
 from firm.recipes.presets import ADAPTED, INSPECT, PATCHES, WHOLE
@@ -98,16 +98,6 @@ LOOKS = PatchTable(
         }
     },
 )
-LIT = PatchTable(
-    title="The light of patches, with the encoder trained in it",
-    base=REDUCED,
-    rows={
-        f"light {light}": {"conditioning.light": light, "automatic": ("foreground", "align", "reach")}
-        for light in LIGHTS
-    },
-    data=(SCREW, TILE, "drawn:plate"),
-    proof=True,
-)
 CURVE = PatchTable(
     title="Accuracy over CPU time",
     base=REDUCED,
@@ -189,7 +179,6 @@ ABLATION = PatchTable(
 PATCH_TABLES = {
     "patches": OBJECTIVES,
     "looks": LOOKS,
-    "lights": LIT,
     "patch-curve": CURVE,
     "pretrained": PRETRAINED,
     "pretrained-ablation": PRETRAINED_ABLATION,

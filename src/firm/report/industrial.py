@@ -71,7 +71,8 @@ def _block(table: str, data: str, found: Found) -> str:
     if not runs:
         return "\n".join([*lines, "Not run yet."])
     head = HEAD + _further(runs)
-    lines += [_setting(runs[0]), "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    typical = (found.get("firm") or runs)[0]  # a baseline may have settings of its own
+    lines += [_setting(typical), "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row, some in found.items():
         for look in some[0]["final"] if some else ():
             cells = [*_line(f"{row} {look}".strip(), look, some), *_rest(look, some, head)]
