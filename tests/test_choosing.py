@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import drawings
+from firm import choosing as module
 from firm.choosing import Choice, choose, describe
 from firm.conditioning import Conditioning
 from firm.foreground import Rule
@@ -101,6 +102,18 @@ def test_without_an_object_there_is_nothing_to_align():
     assert not recipe.conditioning.align
     assert len(values(sentences)) == 6
     assert not any("aligned" in sentence for sentence in sentences)
+
+
+@pytest.mark.parametrize(("many", "keep"), [(108, 1.0), (107, 27 / 108)])
+def test_of_many_patches_that_are_compared_everywhere_a_coreset_is_kept(many, keep, monkeypatch):
+    """Twelve images of 3 x 3 patches; within reach none is left out, however many there are."""
+    monkeypatch.setattr(module, "MANY", many)
+    monkeypatch.setattr(module, "CORE", 27)
+    everywhere = choose(change(RECIPE, {"automatic": ("reach", "foreground")}), data_of(grain()), seed=0)
+    assert everywhere.memory.reach == -1
+    assert (everywhere.memory.keep, everywhere.memory.choose) == (keep, "random" if keep == 1 else "coreset")
+    near = change(RECIPE, {"automatic": ("light", "foreground")})
+    assert choose(near, data_of(grain()), seed=0).memory == RECIPE.memory
 
 
 def test_a_round_part_has_no_direction():

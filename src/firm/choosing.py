@@ -36,7 +36,7 @@ ALL = Mixed(sources=KINDS, per_inlier=len(KINDS))
 COARSE_CELL = 16  # px: cells of pretrained features in the trial
 CALM = 0.1  # most that brightness and contrast of patches vary after `local` light
 COARSE = 0.01  # part of all cells of pretrained features that is kept where each is compared with all: a coreset
-MANY = 8000  # patches of which a coreset is kept where each is compared with all: more are slow to inspect with
+MANY, CORE = 80_000, 8_000  # patches each of which is compared with all: of more, a coreset of so many is kept
 WORTH = 0.02  # AUROC by which a further setting must win over a simpler one; a guess of what so few images can tell
 
 
@@ -100,7 +100,7 @@ def _thinned(recipe: Recipe, images: UInt8[Tensor, "n c h w"]) -> Memory:
         return replace(recipe.memory, keep=COARSE, choose="coreset")
     rows, columns = recipe.tiling.shape(*images.shape[-2:]) if isinstance(recipe.tiling, Grid) else (1, 1)
     patches = len(images) * rows * columns
-    return replace(recipe.memory, keep=MANY / patches, choose="coreset") if patches > MANY else recipe.memory
+    return replace(recipe.memory, keep=CORE / patches, choose="coreset") if patches > MANY else recipe.memory
 
 
 def within(recipe: Recipe, images: int) -> Recipe:
