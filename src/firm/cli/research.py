@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -77,7 +78,7 @@ def bench(
 
 
 @dataclass(frozen=True)
-class _Page:
+class _Page(ABC):
     """Tables of one sort; only some have pictures."""
 
     names: list[str]
@@ -85,17 +86,17 @@ class _Page:
     seeds: list[int]
     results: Path
 
+    @abstractmethod
     def made(self, work: Path, device: str) -> Iterator[str]:
         """The missing runs, made."""
-        raise NotImplementedError
 
     def drawn(self, out: Path) -> dict[str, str]:
         """The pictures beside the page, drawn, by table."""
         return {}
 
+    @abstractmethod
     def text(self, pictures: dict[str, str] | None) -> str:
         """The page."""
-        raise NotImplementedError
 
 
 class _Semantic(_Page):
