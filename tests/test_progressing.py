@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import firm.progressing as module
+from cheap import CHEAP
 from commands import run
 from firm.cli.inputs import recipe_of
 from firm.cli.learning import best_encoder
@@ -19,18 +20,11 @@ from firm.foretelling import memory_of
 from firm.holdout import split, wanted
 from firm.images import decode
 from firm.progressing import LEAST, PROBES, Prober, lasting
-from firm.recipes.presets import ADAPTED, INSPECT
+from firm.recipes.presets import ADAPTED
 from firm.recipes.recipe import change
 from firm.report.progress import draw_progress
 from firm.runs import HISTORY, Run
 from firm.timing import Duration
-
-CHEAP = change(
-    INSPECT,
-    {"features": "pixels", "training.epochs": 4, "training.batch": 8, "encoder.width": 8, "size": 48,
-     "encoder.head.hidden": (8,), "automatic": (), "memory.reach": 1, "tiling.size": 16, "tiling.stride": 16,
-     "views.sizes": (16,)},
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 import firm.timing as module
+from cheap import CHEAP
 from firm.bank import Memory
 from firm.data.drawn import drawn
 from firm.foretelling import MEMORY, memory_of, most_images, steps_of
@@ -14,13 +15,6 @@ from firm.recipes.presets import ADAPTED, FAST, INSPECT
 from firm.recipes.recipe import change
 from firm.timing import Duration, duration
 from firm.types import FirmError
-
-CHEAP = change(
-    INSPECT,
-    {"features": "pixels", "training.epochs": 4, "training.batch": 8, "encoder.width": 8, "size": 48,
-     "encoder.head.hidden": (8,), "automatic": (), "memory.reach": 1, "tiling.size": 16, "tiling.stride": 16,
-     "views.sizes": (16,)},
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
