@@ -18,7 +18,7 @@ from firm.backbones import FACTS, load_backbone
 from firm.backbones.resnet import ResNet
 from firm.bank import Memory
 from firm.cells import Cells, CellTask, Choosable, overlapping, spread
-from firm.choosing import COARSE, choose
+from firm.choosing import AROUND, COARSE, choose
 from firm.detector import Detector
 from firm.embedding import EXTRA, cell_task, embedder_of
 from firm.encoder import Head
@@ -422,6 +422,7 @@ def test_a_texture_is_compared_everywhere_from_a_coreset(recipe):
                                                    open=settled.conditioning.foreground.open)  # fmt: skip
     assert settled.memory.reach == -1
     assert (settled.memory.keep, settled.memory.choose) == (COARSE, "coreset")
+    assert settled.tiling.around == AROUND
     assert settled.conditioning.light in ("none", "median")
     fixed = choose(change(asked, {"automatic": ["foreground", "reach"]}), as_data(weave), seed=0)
     assert fixed.memory.reach == -1

@@ -197,16 +197,18 @@ def test_promises_are_kept_beside_what_came_true(tmp_path: Path) -> None:
     cheap = {"features": "pixels", "training.epochs": 0, "automatic": (), "size": 64, "encoder.width": 8}
     tiny = dataclasses.replace(one, recipe=change(one.recipe, cheap), side=64)
     (line,) = run_missing([tiny], tmp_path, tmp_path / "work", by=conduct_promise, line=promise_line)
-    assert "of 40 good parts do not PASS, at most" in line
+    assert "of 400 good parts do not PASS, at most" in line
     stored = json.loads(result_path(tmp_path, tiny).read_text())
-    assert stored["realised"]["review"]["of"] == 40
+    assert stored["realised"]["review"]["of"] == 400
+    assert stored["promised"]["review"] < stored["surely"]["review"] < 1
     assert stored["realised"]["fail"]["count"] <= stored["realised"]["review"]["count"]
     assert stored["caught"]["of"] == 60
     os.replace(result_path(tmp_path, tiny), result_path(tmp_path, one))
     page = promise_report("smoke", [0], tmp_path)
     (row,) = [text for text in page.splitlines() if text.startswith("| drawn:plate")]
     promised = f"{100 * stored['promised']['review']:.1f} %"
-    assert row.split(" | ")[5:7] == [promised, _share(stored["realised"]["review"])]
+    sure = f"{100 * stored['surely']['review']:.1f} %"
+    assert row.split(" | ")[5:8] == [promised, sure, _share(stored["realised"]["review"])]
     assert f"1 calibrations promised at most {promised} on average" in page
 
 

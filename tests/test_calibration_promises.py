@@ -146,6 +146,25 @@ def test_the_rate_at_a_value_counts_parts(data, value):
     assert rate_at(torch.tensor(scores), bound.value, torch.tensor(parts)) <= bound.false_calls + 1e-9
 
 
+@pytest.mark.parametrize(("images", "above"), [(20, 0), (200, 9), (200, 1)])
+def test_what_a_calibration_is_sure_of_is_the_beta_distribution_of_its_order_statistic(images, above):
+    found = calibrated(torch.arange(float(images)))
+    limit = images - 1.0 - above
+    assert found.surely(limit) == pytest.approx(beta.ppf(0.95, above + 1, images - above), abs=1e-9)
+    photographs = calibrated(torch.arange(float(images)).repeat(3), parts=torch.arange(images).repeat(3))
+    assert photographs.surely(limit) == found.surely(limit)
+    assert replace(found, scores=(), shown=()).surely(limit) is None
+
+
+def test_nineteen_calibrations_of_twenty_keep_what_they_are_sure_of_in_simulation():
+    """Of uniform scores the true rate above a limit is one less the limit."""
+    rng, kept = generator(8), 0
+    for _ in range(400):
+        found = calibrated(torch.rand(40, generator=rng))
+        kept += 1 - found.review <= found.surely(found.review)
+    assert 0.92 < kept / 400 < 0.98
+
+
 def test_the_threshold_of_a_fit_is_a_calibration_without_review():
     found = of_threshold(Threshold(2.5, 0.05, 19, 19), "m", maps=True)
     assert (found.review, found.fail, found.pixel) == (2.5, 2.5, 2.5)

@@ -18,7 +18,7 @@ from firm.backbones.resnet import ResNet
 from firm.cells import Choosable, hard_first, spread
 from firm.colour import Jitter, jittered
 from firm.detector import Detector
-from firm.embedding import EXTRA, cell_task, embedder_of
+from firm.embedding import CHUNK, EXTRA, cell_task, embedder_of
 from firm.fitting import as_data
 from firm.foretelling import foretell
 from firm.images import fingerprint
@@ -62,6 +62,31 @@ def embedder(recipe, changes=None, *, seed=0, images=GOOD):
 
 VARIED = {"pretrained.versions": 3, "views.light": 0.3}
 MIRRORED = {"pretrained.versions": 4, "pretrained.flip": True, "views.light": 0.0}
+
+
+# --- spare images ---
+
+
+def test_of_spare_images_neither_versions_nor_defects_are_learnt_from(recipe):
+    spare = torch.tensor([1, 4])
+    task = cell_task(replace(embedder(recipe, {"pretrained.versions": 2}), spare=spare), folder=None)
+    for cells, copies in ((task.good, 2), (task.outliers, 2)):
+        assert cells.choosable.drawn.tolist() == [True, False, True, True, False, True] * copies
+    assert torch.equal(task.spare.images, spare)
+    plain = cell_task(embedder(recipe), folder=None)
+    assert plain.spare is None
+    assert plain.good.choosable.drawn is None
+    plain, rows = embedder(recipe), torch.arange(len(plain.outliers.features)).split(CHUNK)
+    stored = torch.cat([plain.outliers(int(part[0]), int(part[-1]) + 1)[..., -EXTRA] for part in rows])
+    torch.testing.assert_close(task.spare.altered, stored.half().float())
+
+
+def test_a_training_that_spares_is_not_resumed_as_one_that_does_not(recipe):
+    names = {
+        cell_task(replace(embedder(recipe), spare=spare), folder=None).fingerprint
+        for spare in (None, torch.tensor([1]), torch.tensor([2]))
+    }
+    assert len(names) == 3
 
 
 # --- further versions of good images ---

@@ -17,6 +17,7 @@ from firm.conditioning import Conditioned, Conditioning
 from firm.encoder import Encoder, Head, ResNet18, build
 from firm.images import Preprocessing
 from firm.localiser import (
+    LEARNT,
     Localiser,
     Looker,
     dense_features,
@@ -57,7 +58,9 @@ def everywhere(images):
 
 
 def looker(encoder, *, grid=SMALL, kinds=("encoder",), grey=False):
-    return Looker(encoder, PREPARED, grid, kinds, grey)
+    network = build(TINY, rng=contracts.generator(4))
+    network.encoder = encoder
+    return Looker(network.eval(), PREPARED, grid, kinds, grey)
 
 
 # --- plain loops ---
@@ -72,18 +75,20 @@ def patches(image, grid):
 
 def described(patch, kind, encoder):
     """The features of one patch alone."""
-    if kind == "encoder":
+    if kind in LEARNT:
         mean, std = (
             torch.tensor(values)[:, None, None] for values in (PREPARED.statistics.mean, PREPARED.statistics.std)
         )
         with torch.no_grad():
-            return encoder(((patch / 255 - mean) / std)[None])[0].double()
+            features = encoder(((patch / 255 - mean) / std)[None])
+            head = build(TINY, rng=contracts.generator(4)).head.eval()
+            return (head(features) if kind == "projection" else features)[0].double()
     means = patch.double().unfold(1, 2, 2).unfold(2, 2, 2).mean((-1, -2))  # 3 x 8 x 8 numbers, no more than 256
     return means.flatten() / math.sqrt(means.numel())
 
 
 def distance(one, other, kind):
-    if kind == "encoder":
+    if kind in LEARNT:
         return 1 - float(F.cosine_similarity(one, other, dim=0))
     return float((one - other).norm())
 
@@ -103,7 +108,7 @@ def naive_cells(good, images, kind, encoder, *, reach, k=1, grid=SMALL):
     return cells
 
 
-@pytest.mark.parametrize("kind", ["encoder", "pixels"])
+@pytest.mark.parametrize("kind", ["encoder", "projection", "pixels"])
 @pytest.mark.parametrize(("reach", "k"), [(-1, 1), (0, 1), (1, 3)])
 def test_cells_are_the_distances_of_patches_to_the_nearest_good_ones(kind, reach, k, encoder):
     good, images = textures(4), textures(2, seed=1)
@@ -113,7 +118,25 @@ def test_cells_are_the_distances_of_patches_to_the_nearest_good_ones(kind, reach
     assert found.shape == (2, *SMALL.shape(HEIGHT, WIDTH)) == (2, 3, 4)
     expected = naive_cells(good, images, kind, encoder, reach=reach, k=k)
     # 2 levels of 100 are what float32 leaves of a square of 10,000
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5 if kind == "encoder" else 1e-2)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5 if kind in LEARNT else 1e-2)
+
+
+def test_what_lies_around_a_patch_is_added_as_far_as_the_patch_counts(encoder):
+    """A hidden patch stays 0 beside the worst defect; an image is the same with it or without."""
+    good, images = textures(4), textures(2, seed=1)
+    images[:, :, 8:20, 8:20] = 255
+    hidden = torch.zeros(2, HEIGHT, WIDTH, dtype=torch.bool)
+    hidden[:, :, WIDTH // 2 :] = True
+    alone, wide = (looker(encoder, grid=replace(SMALL, around=around), kinds=("pixels",)) for around in (0.0, 1.0))
+    cells = {}
+    for look in (alone, wide):
+        fitted = fit_localiser(look, everywhere(good), Memory(reach=1), seed=0)
+        cells[look.grid.around] = fitted.cells(look(images), everywhere(images).foreground, hidden)
+    counting = (object_part(SMALL, ~hidden) > 0).float()
+    expected = cells[0.0] + wide.grid.surrounding(cells[0.0]) * counting
+    torch.testing.assert_close(cells[1.0], expected)
+    assert bool((cells[1.0][counting == 0] == 0).all())
+    assert bool((cells[1.0] > cells[0.0])[counting == 1].all())
 
 
 def test_both_are_the_mean_of_what_each_says_in_deviations(encoder):
@@ -173,7 +196,7 @@ def test_a_remembered_image_is_at_no_distance_but_for_rounding(level):
 
 def test_features_are_compared_by_direction_and_pixels_as_they_are():
     memory = Memory(keep=0.5, reach=2)
-    assert metric_of(memory, "encoder") == memory
+    assert metric_of(memory, "encoder") == metric_of(memory, "projection") == memory
     assert metric_of(memory, "pixels") == replace(memory, metric="l2")
     with pytest.raises(FirmError, match=r"memory\.metric is 'l1'; use one of cosine, l2"):
         Memory(metric="l1")
@@ -328,7 +351,9 @@ def test_kinds_of_features():
     assert kinds_of("encoder") == ("encoder",)
     assert kinds_of("pixels") == ("pixels",)
     assert kinds_of("both") == ("encoder", "pixels")
-    with pytest.raises(FirmError, match="features is 'colour'; use both, or one or more of encoder, pixels, backbone"):
+    with pytest.raises(
+        FirmError, match="features is 'colour'; use both, or one or more of encoder, projection, pixels, b"
+    ):
         kinds_of("colour")
 
 

@@ -1,6 +1,7 @@
 """Tiles against slices, maps against loops over pixels, scipy and torch's own resizing."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -182,6 +183,16 @@ def test_a_lone_high_tile_is_highest_at_its_centre_and_off_it_in_the_paper():
     assert middle(PAPER) == pytest.approx((42.167, 212.833), abs=1e-2)
 
 
+@pytest.mark.parametrize(("around", "half"), [(0.4, 1), (0.2, 0), (1.0, 3), (0.9, 3)])
+def test_the_surrounding_is_the_mean_of_the_tiles_around(around, half):
+    """Half of so much of the shorter side to each side of a tile, as far as there are tiles."""
+    scores = torch.rand(2, 7, 9, generator=torch.Generator().manual_seed(1))
+    found = Grid(around=around).surrounding(scores)
+    for n, row, column in product(range(2), range(7), range(9)):
+        near = scores[n, max(0, row - half) : row + half + 1, max(0, column - half) : column + half + 1]
+        assert float(found[n, row, column]) == pytest.approx(float(near.mean()), rel=1e-5)
+
+
 @pytest.mark.parametrize("register", ["centred", "resize"])
 def test_an_image_of_one_tile_is_flat(register):
     heat = Grid(register=register).maps(torch.full((1, 1, 1), 0.7), 32, 32)
@@ -242,6 +253,7 @@ def test_the_map_of_a_large_image_is_the_only_large_thing():
         ({"layers": (0, 4)}, r"tiling.layers is \[0, 4\]"),
         ({"worst": 0}, "tiling.worst is 0 and tiling.object 0.0; use 1 or more and 0..1"),
         ({"object": 1.5}, "tiling.object 1.5"),
+        ({"around": 1.1}, "tiling.around is 1.1; use 0 for each tile alone, or a part of a side up to 1"),
     ],
 )
 def test_wrong_settings_are_refused(wrong, sentence):

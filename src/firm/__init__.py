@@ -16,7 +16,8 @@ The map in flow order:
     watching     images decided as they appear
     examples     pictures of good parts;          model_folder  a detector on disk;   restoring  built again from it
     metrics      of images;                       localisation  of pixels
-    choosing     settings by good images;         foretelling   what a fit will take;   doubting  of good images
+    choosing     settings by good images;         preferring    features by spared ones
+    foretelling  what a fit will take;            doubting      of good images
     detector     fit, score, locate, inspect;     explaining    the good part most like an inspected one
     progressing  a training watched without defects, and how long it may take
     evaluate, bench, bench_patches, report, cli

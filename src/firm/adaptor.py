@@ -5,6 +5,7 @@ The backbone has seen a million photographs and none of this product; the adapto
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -94,12 +95,20 @@ class Adapted(nn.Module):
         self.backbone = backbone
         self.adaptor = adaptor
 
-    @torch.no_grad()
     def adapt(self, features: Float[Tensor, "n r c d"]) -> Float[Tensor, "n r c e"]:
-        """The adapted features of every cell, gathered on the CPU."""
+        """The adapted features of every cell."""
+        return self._through(self.adaptor.adapted, features)
+
+    def project(self, features: Float[Tensor, "n r c d"]) -> Float[Tensor, "n r c p"]:
+        """The projection of every cell: where the objective drew good patches together."""
+        return self._through(self.adaptor, features)
+
+    @torch.no_grad()
+    def _through(self, layers: Callable[[Tensor], Tensor], features: Float[Tensor, "n r c d"]) -> Tensor:
+        """Some cells at a time, gathered on the CPU."""
         self.adaptor.eval()
         device = self.adaptor.mean.device
-        parts = [self.adaptor.adapted(part.float().to(device)).cpu() for part in features.flatten(0, 2).split(ROWS)]
+        parts = [layers(part.float().to(device)).cpu() for part in features.flatten(0, 2).split(ROWS)]
         return torch.cat(parts).unflatten(0, features.shape[:3])
 
 
@@ -116,9 +125,13 @@ class CellLooker:
         return self.kinds_from(cell_features(self.network.backbone, self.settings, self.grid, images))
 
     def kinds_from(self, features: Float[Tensor, "n r c d"]) -> dict[str, Float[Tensor, "n r c _"]]:
-        """The features themselves, adapted, or both."""
+        """The features themselves, adapted, projected, or several of these."""
         own = described(self.settings, self.network.backbone.facts)  # what is around is for the adaptor alone
-        made = {"backbone": lambda: features[..., :own].float(), "encoder": lambda: self.network.adapt(features)}
+        made = {
+            "backbone": lambda: features[..., :own].float(),
+            "encoder": lambda: self.network.adapt(features),
+            "projection": lambda: self.network.project(features),
+        }
         return {kind: made[kind]() for kind in self.kinds}
 
 

@@ -22,9 +22,11 @@ from firm.holdout import split
 from firm.localisation import pixel_auroc
 from firm.metrics import auroc
 from firm.peak import forget_peak, peak_megabytes
+from firm.preferring import prefer
 from firm.proving import prove
 from firm.recipes.industrial import PatchExperiment
 from firm.recipes.recipe import Recipe, change, to_json
+from firm.restoring import network_of
 from firm.runs import Run
 from firm.sisters import sisters
 from firm.types import OneClass
@@ -59,6 +61,7 @@ def conduct_patches(
             run.history.write({"step": progress.step, "probe": probe})
             if tell is not None:
                 tell(f"step {progress.step} of {steps}: {probe}")
+    recipe = prefer(recipe, network_of(run), run.task, seed=experiment.seed, on_choice=tell)
     final = {look: _measured(run, change(recipe, changes), data, kept) for look, changes in experiment.looks.items()}
     lines = [line for line in run.history.lines if "loss" in line]
     return {
@@ -93,7 +96,7 @@ def _settled(experiment: PatchExperiment, data: OneClass, tell: Tell | None) -> 
         started = time.process_time()
         _choices[key] = choose(asked, data, seed=0, on_choice=tell), time.process_time() - started
     found, seconds = _choices[key]
-    chosen = {name: getattr(found, name) for name in ("conditioning", "memory", "views", "automatic")}
+    chosen = {name: getattr(found, name) for name in ("conditioning", "tiling", "memory", "views", "automatic")}
     return replace(given, **chosen), seconds
 
 

@@ -25,7 +25,7 @@ from firm.types import FirmError
 
 SCHEMA = 1
 PASS, REVIEW, FAIL = "PASS", "REVIEW", "FAIL"
-CONFIDENCE = 0.95  # of the interval around a rate of misses
+CONFIDENCE = 0.95  # of the interval around a rate, and of what one calibration keeps
 
 
 @dataclass(frozen=True)
@@ -184,6 +184,18 @@ class Calibration:
     def id(self) -> str:
         """Names it by all it says, its model included: two with one name decide and promise alike."""
         return hashlib.sha256(json.dumps([SCHEMA, asdict(self)], sort_keys=True).encode()).hexdigest()[:16]
+
+    def surely(self, limit: float) -> float | None:
+        """The rate of good parts above a limit that this very calibration keeps with 95 % confidence.
+
+        A promise holds on average over calibrations, and one from few parts may lie well above it: exact and one-sided,
+        from the parts of which any image lies above. None where the scores are not known.
+        """
+        if not self.scores:
+            return None
+        numbers = torch.tensor(self.shown)
+        above = len(numbers[torch.tensor(self.scores, dtype=torch.float64) > limit].unique())
+        return rate_of(above, int(numbers.max()) + 1, 2 * CONFIDENCE - 1).high
 
     def verdict(self, score: float) -> str:
         """The word for a score; one that is no number is for nobody to pass."""

@@ -34,6 +34,7 @@ class Choosable:
     allowed: Bool[Tensor, "n r c"]
     chance: Float[Tensor, "n r c"] | None = None  # of a cell beside others; None: all alike
     evenly: str = "images"  # every image is drawn as often; or `cells`: as its cells have chances
+    drawn: Bool[Tensor, " n"] | None = None  # the images that are drawn at all; None: every one
 
     @cached_property
     def cells(self) -> Int[Tensor, " m"]:
@@ -68,11 +69,16 @@ class Choosable:
         best = part.flatten(1).amax(1)[:, None, None] if len(part) else part
         return cls(part >= torch.minimum(torch.full_like(best, least), best))
 
+    @cached_property
+    def images(self) -> Int[Tensor, " d"]:
+        """Those that are drawn."""
+        return torch.arange(len(self.allowed)) if self.drawn is None else self.drawn.nonzero().squeeze(1)
+
     def draw_images(self, count: int, *, rng: torch.Generator) -> Int[Tensor, " b"]:
         """The images of so many cells to be drawn."""
         if self.evenly == "cells":
-            return torch.multinomial(self.totals, count, replacement=True, generator=rng)
-        return torch.randint(len(self.allowed), (count,), generator=rng)
+            return self.images[torch.multinomial(self.totals[self.images], count, replacement=True, generator=rng)]
+        return self.images[torch.randint(len(self.images), (count,), generator=rng)]
 
     def draw(self, images: Int[Tensor, " b"], *, rng: torch.Generator) -> Int[Tensor, " b"]:
         """A cell of each of these images."""
@@ -131,6 +137,19 @@ def cell_steps(images: int, batch: int) -> int:
 
 
 @dataclass(frozen=True)
+class Spare:
+    """Good images whose features, plain and with defects, are stored and not learnt from: what is learnt is tried on.
+
+    The images are rows of the good features; row i of the outliers was made of good image i % n.
+    """
+
+    images: Int[Tensor, " s"]
+    foreground: Bool[Tensor, "n h w"]  # of every good image
+    hidden: Bool[Tensor, "n h w"] | None
+    altered: Float[Tensor, "m r c"]  # how much of each cell of each outlier is
+
+
+@dataclass(frozen=True)
 class CellTask(Teaching):
     """All that decides the training of an adaptor; the counterpart of `Task` where the encoder is pretrained."""
 
@@ -144,6 +163,7 @@ class CellTask(Teaching):
     training: Training
     seed: int
     key: str  # names the features
+    spare: Spare | None = None
 
     @property
     def steps_per_epoch(self) -> int:

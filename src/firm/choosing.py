@@ -25,7 +25,7 @@ from firm.images import Preprocessing, resize
 from firm.localiser import Looker, Looks, Seen, fit_localiser, is_grey, look_at
 from firm.metrics import auroc
 from firm.outliers import KINDS, Donor, Mixed
-from firm.recipes.recipe import Recipe
+from firm.recipes.recipe import AFTERWARDS, Recipe
 from firm.sisters import sisters
 from firm.tiling import Grid
 from firm.trial import Trial, make_trial
@@ -37,6 +37,7 @@ COARSE_CELL = 16  # px: cells of pretrained features in the trial
 CALM = 0.1  # most that brightness and contrast of patches vary after `local` light
 COARSE = 0.01  # part of all cells of pretrained features that is kept where each is compared with all: a coreset
 MANY, CORE = 80_000, 8_000  # patches each of which is compared with all: of more, a coreset of so many is kept
+AROUND = 0.4  # of a texture: what lies around a place counts as well, for its defects may be wide and slight
 WORTH = 0.02  # AUROC by which a further setting must win over a simpler one; a guess of what so few images can tell
 
 
@@ -73,8 +74,10 @@ def choose(
         rule = rule_for(data.name, images)
         tell(f"foreground: {describe(rule)}")
     settled = replace(
-        recipe, conditioning=replace(recipe.conditioning, foreground=rule), automatic=(),
-    )  # fmt: skip
+        recipe,
+        conditioning=replace(recipe.conditioning, foreground=rule),
+        automatic=tuple(name for name in recipe.automatic if name in AFTERWARDS),
+    )
     settled = within(settled, len(data.train))
     if settled.training.batch < recipe.training.batch:
         fewer = f"batches of {settled.training.batch} instead of {recipe.training.batch}"
@@ -88,6 +91,8 @@ def choose(
     settled = replace(settled, conditioning=conditioning, memory=replace(settled.memory, reach=reach))
     if "reach" in recipe.automatic and settled.memory.reach < 0:
         settled = replace(settled, memory=_thinned(settled, images))
+        if recipe.pretrained.name and isinstance(settled.tiling, Grid):
+            settled = replace(settled, tiling=replace(settled.tiling, around=AROUND))
     if "light" in recipe.automatic and isinstance(settled.views, PatchPairs) and settled.conditioning.light == "local":
         # local contrast leaves little of a change of light, so patches need not vary as much
         settled = replace(settled, views=replace(settled.views, light=min(CALM, settled.views.light)))

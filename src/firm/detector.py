@@ -35,6 +35,7 @@ from firm.images import Preprocessing, Source, decode, resize
 from firm.leaks import THUMB, copies, thumbnails
 from firm.localiser import CHUNK, Localiser, Look, fit_localiser, is_grey
 from firm.model_folder import read_model, write_model
+from firm.preferring import prefer
 from firm.recipes.presets import FAST, INSPECT
 from firm.recipes.recipe import Recipe, from_json, sparse, to_json
 from firm.restoring import localiser_from, network_from, network_of, under
@@ -125,6 +126,7 @@ class Detector:
                 "the embeddings collapsed to one point, so this detector tells nothing apart; lower training.lr",
                 stacklevel=2,
             )
+        recipe = prefer(recipe, network_of(run), task, seed=seed, on_choice=on_choice)
         origin = run.origin(data.name, len(learn))
         detector = cls.remember(recipe, run, part, origin, seed=seed, parts=parts[learn])
         detector.calibration = detector._calibrated(data.train[held_out], parts[held_out], wishes)

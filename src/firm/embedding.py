@@ -10,19 +10,21 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from firm.adaptor import Pretrained, cell_features, check_cells
 from firm.backbones import FACTS, Backbone, load_backbone
-from firm.cells import Cells, CellTask, Choosable, changes, good_groups, hard_first, spread
+from firm.cells import Cells, CellTask, Choosable, Spare, changes, good_groups, hard_first, spread
 from firm.colour import Jitter, jittered
 from firm.conditioning import Conditioned
 from firm.fitting import conditioned, preprocessing_of, task_of
+from firm.holdout import split
 from firm.images import Preprocessing, fingerprint
 from firm.localiser import object_part
 from firm.outliers.sparing import spared
 from firm.recipes.recipe import Recipe, to_json
+from firm.sisters import sisters
 from firm.store import cost, stored
 from firm.streams import stream
 from firm.tiling import Grid
@@ -32,6 +34,8 @@ from firm.views import PatchPairs
 
 CHUNK = 8  # images embedded at once
 DRAWING = ("hard", "evenly")  # settings that decide what is drawn of the features, and not what they are
+SPARED, MOST_SPARED = 0.1, 60  # part of the good images, and images, that are not learnt from but tried on
+FEWEST = 40  # good images of which some can be spared
 EXTRA = 2  # numbers stored behind the features of an outlier's cell: how much of it is altered, and its group
 
 OnImages = Callable[[int, int, str], None]  # done, in all, what
@@ -48,6 +52,7 @@ class Embedder:
     ready: Conditioned
     preprocessing: Preprocessing
     seed: int
+    spare: Int[Tensor, " s"] | None = None  # good images that are not learnt from
 
     @property
     def settings(self) -> Pretrained:
@@ -102,6 +107,12 @@ class Embedder:
         rows = range(self.good * self.settings.versions)
         return torch.stack([part[row % self.good].flip(self.mirrors(row)) for row in rows])
 
+    def drawn(self, copies: int) -> Bool[Tensor, " m"] | None:
+        """Which rows of so many copies of every good image are learnt from; None: all."""
+        if self.spare is None:
+            return None
+        return ~torch.isin(torch.arange(self.good * copies) % self.good, self.spare)
+
     def outliers(self, begin: int, end: int) -> Float[Tensor, "n r c e"]:
         """Rows of the store of outliers: the first of every good image, then the second of every one, ..."""
         rows = torch.arange(begin, end)
@@ -125,7 +136,16 @@ def embedder_of(recipe: Recipe, data: OneClass, *, seed: int, device: torch.devi
     check_cells(recipe.pretrained, recipe.tiling, preprocessing.size)
     ready = conditioned(replace(recipe, size=preprocessing.size), data)[1]
     assert ready is not None
-    return Embedder(recipe, recipe.tiling, recipe.views, backbone, ready, preprocessing, seed)
+    spare = spare_images(recipe, data, seed=seed)
+    return Embedder(recipe, recipe.tiling, recipe.views, backbone, ready, preprocessing, seed, spare)
+
+
+def spare_images(recipe: Recipe, data: OneClass, *, seed: int) -> Int[Tensor, " s"] | None:
+    """Good images to try on what is learnt from the others, if a setting is to be chosen by that and they are many."""
+    images = len(data.train)
+    if "features" not in recipe.automatic or images < FEWEST or not recipe.training.epochs:
+        return None
+    return split(sisters(data.name, data.train), min(SPARED, MOST_SPARED / images), seed=seed)[1]
 
 
 def deepest(settings: Pretrained) -> int:
@@ -147,8 +167,9 @@ def cell_task(embedder: Embedder, *, folder: Path | None, on_images: OnImages | 
         on_rows=_counted(on_images, rows, "synthetic defects"),
     ) if rows else good[:0]  # fmt: skip
     shown = embedder.shown()
+    choosable = replace(Choosable.at_least(shown, embedder.views.fore), drawn=embedder.drawn(settings.versions))
     return CellTask(
-        Cells(good, Choosable.at_least(shown, embedder.views.fore), good_groups(len(good))),
+        Cells(good, choosable, good_groups(len(good))),
         _outlier_cells(bad, good, embedder) if rows else Cells(bad, Choosable(shown[:0] > 0), good_groups(0)),
         embedder.backbone,
         settings,
@@ -157,8 +178,15 @@ def cell_task(embedder: Embedder, *, folder: Path | None, on_images: OnImages | 
         embedder.views.over,
         recipe.training,
         embedder.seed,
-        f"{key}-{made_by}",
+        "-".join([key, made_by, *([] if embedder.spare is None else [fingerprint(embedder.spare)])]),
+        _spare(embedder, bad),
     )
+
+
+def _spare(embedder: Embedder, bad: Float[Tensor, "m r c e"]) -> Spare | None:
+    if embedder.spare is None:
+        return None
+    return Spare(embedder.spare, embedder.ready.foreground, embedder.hidden, bad[..., -EXTRA].float())
 
 
 def teaching(
@@ -193,7 +221,8 @@ def _varied_by(embedder: Embedder) -> list[object]:
 def _outlier_cells(stored_rows: Float[Tensor, "m r c e"], good: Float[Tensor, "n r c d"], embedder: Embedder) -> Cells:
     part, group = stored_rows[..., -EXTRA].float(), stored_rows[:, 0, 0, -1].long()
     features, settings = stored_rows[..., :-EXTRA], embedder.settings
-    choosable = replace(Choosable.at_least(part, embedder.views.altered), evenly=settings.evenly)
+    drawn = embedder.drawn(len(part) // embedder.good)
+    choosable = replace(Choosable.at_least(part, embedder.views.altered), evenly=settings.evenly, drawn=drawn)
     if settings.hard:
         change = changes(features, good[: embedder.good], spread(good)[1])
         choosable = replace(choosable, chance=hard_first(change, choosable.allowed, settings.hard))

@@ -91,7 +91,7 @@ def looker_of(recipe: Recipe, network: Network | Adapted, preprocessing: Preproc
     kinds = kinds_of(recipe.features)
     if isinstance(network, Adapted):
         return CellLooker(network, recipe.pretrained, recipe.tiling, kinds)
-    return Looker(network.encoder, preprocessing, recipe.tiling, kinds, grey)
+    return Looker(network, preprocessing, recipe.tiling, kinds, grey)
 
 
 def side_for(recipe: Recipe) -> int:

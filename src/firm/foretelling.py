@@ -16,7 +16,7 @@ from firm.cells import cell_steps
 from firm.choosing import within
 from firm.conditioning import Conditioning
 from firm.embedding import disk_costs
-from firm.encoder import ResNet18
+from firm.encoder import Network
 from firm.foreground import rule_for
 from firm.holdout import split, wanted
 from firm.images import Preprocessing, resize
@@ -118,10 +118,11 @@ def numbers_of(recipe: Recipe, grid: Grid, *, grey: bool) -> dict[str, int]:
     kinds, settings = kinds_of(recipe.features), recipe.pretrained
     if settings.name:
         facts = FACTS.get(settings.name) or load_backbone(settings.name, deepest=1).facts
-        return {"encoder": settings.out, "backbone": described(settings, facts)}
+        projected = recipe.encoder.head.out
+        return {"encoder": settings.out, "projection": projected, "backbone": described(settings, facts)}
     with torch.device("meta"):
-        encoder = ResNet18(recipe.encoder)
-    look = Looker(encoder.to_empty(device="cpu"), Preprocessing(grid.size), grid, kinds, grey)
+        network = Network(recipe.encoder)
+    look = Looker(network.to_empty(device="cpu"), Preprocessing(grid.size), grid, kinds, grey)
     patch = torch.zeros(1, 3, grid.size, grid.size, dtype=torch.uint8)
     return {kind: features.shape[-1] for kind, features in look(patch).items()}
 

@@ -7,7 +7,7 @@ encoder's features stand plain pixels: a learnt feature that does not beat them 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -17,13 +17,14 @@ from torch.nn import functional as F
 
 from firm.bank import Bank, Memory, fit_bank
 from firm.conditioning import Conditioned
-from firm.encoder import ResNet18
+from firm.encoder import Network, ResNet18
 from firm.images import Preprocessing
 from firm.streams import stream
 from firm.tiling import Grid
 from firm.types import FirmError, Located
 
-KINDS = ("encoder", "pixels", "backbone")  # learnt; as they are; of a pretrained network before it is adapted
+KINDS = ("encoder", "projection", "pixels", "backbone")  # learnt; where it was taught; as they are; before adapting
+LEARNT = ("encoder", "projection")
 TILES = 512  # patches embedded at once
 PIXELS = 256  # numbers to a patch of plain pixels; larger patches are averaged down to it
 CHUNK = 16  # images looked at together
@@ -37,27 +38,35 @@ Seen = dict[str, Float[Tensor, "n r c _"]]  # a kind of feature -> the features 
 class Looker:
     """Conditioned images in, features of their patches out: all that must be the same in fitting and in scoring."""
 
-    encoder: ResNet18 | None  # None: plain pixels need none
+    network: Network | None  # None: plain pixels need none
     preprocessing: Preprocessing
     grid: Grid
     kinds: tuple[str, ...]
     grey: bool  # the good images have no colour, so the pixels are compared without it
 
     def __call__(self, images: UInt8[Tensor, "n k h w"]) -> Seen:
-        looks = {"encoder": self._encoded, "pixels": self._pixels}
+        looks = {"encoder": self._encoded, "projection": self._projected, "pixels": self._pixels}
         return {kind: torch.stack([looks[kind](image[None]) for image in images]) for kind in self.kinds}
 
-    @torch.no_grad()
     def _encoded(self, image: UInt8[Tensor, "1 k h w"]) -> Float[Tensor, "r c d"]:
-        assert self.encoder is not None
-        self.encoder.eval()
-        device = next(self.encoder.parameters()).device
-        rows, columns = self.grid.shape(*image.shape[-2:])
-        ready = self.preprocessing.normalise(image.to(device).float() / 255)
-        if self.grid.dense:
-            return dense_features(self.encoder, self.grid, ready).cpu()
-        parts = [tile_features(self.encoder, self.grid, tiles).cpu() for tiles in _tiles(self.grid, ready)]
-        return torch.cat(parts).unflatten(0, (rows, columns))
+        return self._learnt(image, self.grid).cpu()
+
+    @torch.no_grad()
+    def _projected(self, image: UInt8[Tensor, "1 k h w"]) -> Float[Tensor, "r c p"]:
+        """The output of the head, which sees the last stage whatever is compared of the encoder."""
+        assert self.network is not None
+        features = self._learnt(image, replace(self.grid, layers=(4,)))
+        return self.network.head(features.flatten(0, 1)).float().cpu().unflatten(0, features.shape[:2])
+
+    @torch.no_grad()
+    def _learnt(self, image: UInt8[Tensor, "1 k h w"], grid: Grid) -> Float[Tensor, "r c d"]:
+        assert self.network is not None
+        encoder = self.network.eval().encoder
+        ready = self.preprocessing.normalise(image.to(next(encoder.parameters()).device).float() / 255)
+        if grid.dense:
+            return dense_features(encoder, grid, ready)
+        parts = [tile_features(encoder, grid, tiles) for tiles in _tiles(grid, ready)]
+        return torch.cat(parts).unflatten(0, grid.shape(*image.shape[-2:]))
 
     def _pixels(self, image: UInt8[Tensor, "1 k h w"]) -> Float[Tensor, "r c d"]:
         values = image.float()
@@ -171,12 +180,14 @@ class Localiser:
         """The anomaly score of every patch: the mean over the kinds of features, as far as the patch shows the object.
 
         A patch counts in full from `tiling.object` of object on, in this image or at this place in the good ones, and
-        never further than it shows pixels that are not hidden.
+        never further than it shows pixels that are not hidden. With `tiling.around` the mean around it is added.
         """
         scores = torch.stack([bank.score(seen[kind]) for kind, bank in self.banks.items()]).mean(0)
-        if not self.grid.object and hidden is None:
-            return scores
-        return scores.clamp(min=0) * self._counting(foreground, hidden)
+        counting = torch.ones(())
+        if self.grid.object or hidden is not None:
+            counting = self._counting(foreground, hidden)
+            scores = scores.clamp(min=0) * counting
+        return scores + self.grid.surrounding(scores) * counting if self.grid.around else scores
 
     def _counting(
         self, foreground: Bool[Tensor, "n h w"], hidden: Bool[Tensor, "n h w"] | None
@@ -247,7 +258,7 @@ def kinds_of(features: str) -> tuple[str, ...]:
 
 def metric_of(memory: Memory, kind: str) -> Memory:
     """What was learnt is compared by its direction; pixels and features as they are by their difference."""
-    return memory if kind == "encoder" else memory.with_metric("l2")
+    return memory if kind in LEARNT else memory.with_metric("l2")
 
 
 @runtime_checkable

@@ -13,6 +13,9 @@ def sentences(found: Calibration) -> list[str]:
         f"PASS up to {found.review:.6g}, REVIEW up to {found.fail:.6g}, FAIL above",
         f"good parts: {_promised(found.reviewed)} for REVIEW or FAIL, {_promised(found.failed)} FAIL",
     ]
+    review, fail = found.surely(found.review), found.surely(found.fail)
+    if review is not None and fail is not None:
+        lines.append(f"that is on average; of this calibration one is 95 % sure of {_share(review)} and {_share(fail)}")
     if found.pixel is not None and found.marked is not None:
         lines.append(f"regions: heat above {found.pixel:.6g}, in {_promised(found.marked)} of good parts")
     if found.misses is not None:
@@ -35,7 +38,11 @@ def doubts(found: Calibration) -> list[str]:
 
 
 def _promised(promise: Promise) -> str:
-    return f"at most {100 * promise.kept:.1f} %"
+    return f"at most {_share(promise.kept)}"
+
+
+def _share(rate: float) -> str:
+    return f"{100 * rate:.1f} %"
 
 
 def _counted(rate: Rate) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
+from torch.nn import functional as F
 
 from firm.types import FirmError, Tiling
 
@@ -45,6 +46,7 @@ class Grid:
     layers: tuple[int, ...] = (4,)  # stages of the encoder that describe a tile; the paper has the last alone
     worst: int = 1  # the image scores as the mean of so many worst tiles
     object: float = 0.0  # a tile counts in full if so much of it is object, else in proportion; 0: always, as the paper
+    around: float = 0.0  # part of a side: the mean score of so much around a tile is added to its own; 0: alone
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.stride < 1:
@@ -59,6 +61,8 @@ class Grid:
             raise FirmError(f"tiling.layers is {list(self.layers)}; name one or more of the stages 1, 2, 3 and 4")
         if self.worst < 1 or not 0 <= self.object <= 1:
             raise FirmError(f"tiling.worst is {self.worst} and tiling.object {self.object}; use 1 or more and 0..1")
+        if not 0 <= self.around <= 1:
+            raise FirmError(f"tiling.around is {self.around}; use 0 for each tile alone, or a part of a side up to 1")
         if not 0 <= self.sigma < math.inf:
             raise FirmError(f"tiling.sigma is {self.sigma}; use 0 for no smoothing or a number of pixels above it")
 
@@ -104,6 +108,11 @@ class Grid:
         tops, lefts = self.places(*masks.shape[-2:])
         down, across = self._within(tops, masks.shape[-2]), self._within(lefts, masks.shape[-1])
         return down @ masks.float() @ across.T / self.size**2
+
+    def surrounding(self, scores: Float[Tensor, "n r c"]) -> Float[Tensor, "n r c"]:
+        """The mean score around every tile: a wide defect may be slight at each place and yet nowhere absent."""
+        half = int(self.around * min(scores.shape[1:]) / 2)
+        return F.avg_pool2d(scores, 2 * half + 1, stride=1, padding=half, count_include_pad=False)
 
     def nodes(self, length: int) -> list[float]:
         """Where along a side of so many pixels the score of each tile sits in the map."""

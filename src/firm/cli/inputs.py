@@ -18,6 +18,7 @@ BY_HAND = {  # what a preset leaves to be chosen -> the setting that a person ma
     "light": "conditioning.light",
     "align": "conditioning.align",
     "reach": "memory.reach",
+    "features": "features",
 }
 
 

@@ -115,26 +115,29 @@ PLAIN: dict[str, object] = {
     "conditioning": Conditioning(),
     "automatic": (),
 }
+UNADAPTED: dict[str, object] = {"features": "backbone", "training.epochs": 0, "automatic": INSPECT.automatic}
 SCORED: dict[str, dict[str, object]] = {"": {"features": "encoder"}, "+ unadapted": {}}
 PRETRAINED = PatchTable(
     title="FIRM on pretrained features",
     base=ADAPTED,
     rows={
         "patchcore": PLAIN,
-        "unadapted": {"features": "backbone", "training.epochs": 0},
+        "unadapted": UNADAPTED,
         **{name: {"positives": name} for name in ("firm", "ntxent", "supcon")},
     },
     data=(SCREW, TILE, "drawn:plate"),
     special={"patchcore": {TILE: {"memory.keep": 0.02}}},  # a tenth of 731,136 cells takes too long to choose
     looks=dict.fromkeys(("firm", "ntxent", "supcon"), SCORED),
 )
-# each row changes one thing of `adapted`; settings are chosen by the synthetic columns, never by the others
+# each row changes one thing of the first; settings are chosen by the synthetic columns, never by the others
 PRETRAINED_ABLATION = PatchTable(
     title="What pays on pretrained features",
-    base=ADAPTED,
+    base=change(ADAPTED, {"automatic": INSPECT.automatic}),  # compared before the head
     rows={
         "as it is": {},
-        "unadapted": {"features": "backbone", "training.epochs": 0},
+        "behind the head": {"features": "projection+backbone"},
+        "before and behind the head": {"features": "encoder+projection+backbone"},
+        "unadapted": UNADAPTED,
         "stages 4": {"pretrained.stages": (4,)},
         "stages 3 4 5": {"pretrained.stages": (3, 4, 5)},
         "defects drawn by cells": {"pretrained.evenly": "cells"},

@@ -94,6 +94,7 @@ ADAPTED = change(
         "tiling": Grid(size=8, stride=8, object=0.2),
         "memory": Memory(reach=2, standardise=True),
         "features": "encoder+backbone",
+        "automatic": (*INSPECT.automatic, "features"),
     },
 )
 

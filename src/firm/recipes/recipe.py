@@ -25,7 +25,8 @@ from firm.types import FirmError, OutlierSource, Score, Tiling, Views
 from firm.views import VIEWS, Augment
 
 NORMALISE = ("published", "inliers", "half")
-AUTOMATIC = ("foreground", "light", "align", "reach")
+AFTERWARDS = ("features",)  # what is chosen when the training is over
+AUTOMATIC = ("foreground", "light", "align", "reach", *AFTERWARDS)
 NOT_TRAINED = ("score", "tiling", "memory", "features", "automatic")  # settings that cost no training
 
 
@@ -46,8 +47,8 @@ class Recipe:
     conditioning: Conditioning = field(default_factory=Conditioning)
     tiling: Tiling = field(default_factory=Whole)
     memory: Memory = field(default_factory=Memory)  # of patches; whole images are all remembered
-    features: str = "encoder"  # of patches: encoder, pixels, backbone, or several joined by +; both: encoder+pixels
-    automatic: tuple[str, ...] = ()  # what is chosen on the good images before the training
+    features: str = "encoder"  # of patches: encoder, projection, pixels, backbone, or several joined by +
+    automatic: tuple[str, ...] = ()  # what is chosen on the good images
 
     def __post_init__(self) -> None:
         if self.positives not in POSITIVES:
@@ -67,7 +68,7 @@ class Recipe:
             raise FirmError(f"features={self.features} adds scores of different scales; set memory.standardise=true")
         if self.pretrained.name and "pixels" in kinds:
             raise FirmError(
-                "a pretrained backbone describes cells, not pixels; set features=encoder+backbone or one of them"
+                "a pretrained backbone describes cells, not pixels; set features=projection+backbone or one of them"
             )
         if "backbone" in kinds and not self.pretrained.name:
             raise FirmError("features=backbone needs a pretrained one; set pretrained.name or use --encoder")
