@@ -239,7 +239,8 @@ def test_calibrate_writes_beside_the_detector_and_score_obeys(mine: Path, model:
     assert lines[1] == f"PASS up to {found.review:.6g}, REVIEW up to {found.fail:.6g}, FAIL above"
     assert lines[2] == "good parts: at most 5.0 % for REVIEW or FAIL, at most 5.0 % FAIL"
     sure = 100 * (1 - 0.05 ** (1 / 19))  # none of 19 lies above
-    assert lines[3] == f"that is on average; of this calibration one is 95 % sure of {sure:.1f} % and {sure:.1f} %"
+    kept = f"at most {sure:.1f} % and {sure:.1f} %"
+    assert lines[3] == f"over many calibrations, that is; this one keeps {kept} with 95 % confidence"
     assert lines[4] == f"regions: heat above {found.pixel:.6g}, in at most 5.0 % of good parts"
     few = "19 good images cannot promise 1 % for FAIL: the lowest honest rate is 5.0 %, and 1 % takes 99"
     assert f"warning: {few}" in err

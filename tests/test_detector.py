@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from firm.detector import Detector
 from firm.fitting import as_data
 from firm.foretelling import foretell
-from firm.holdout import split, wanted
+from firm.holdout import split, usual, wanted
 from firm.model_folder import CARD, read_model, write_model
 from firm.recipes.presets import PARTS
 from firm.recipes.recipe import Recipe, change
@@ -176,6 +176,25 @@ def test_strangers_are_held_out_at_random_and_as_many_as_wished() -> None:
     assert {place for one in drawn for place in one} == set(range(50))
     assert drawn[0] == split(torch.arange(50), 0.2, seed=0)[1].tolist()
     assert drawn[0] != drawn[1]
+
+
+@pytest.mark.parametrize(
+    ("images", "false_calls", "held_out"),
+    [
+        (1000, 0.05, 100),
+        (200, 0.05, 40),
+        (400, 0.05, 40),
+        (120, 0.05, 30),
+        (12, 0.05, 3),
+        (200, 0.2, 20),
+        (5000, 0.01, 500),
+    ],
+)
+def test_unasked_as_many_are_held_out_as_the_promise_takes_up_to_a_quarter(
+    images: int, false_calls: float, held_out: int
+) -> None:
+    part = usual(images, false_calls)
+    assert len(split(torch.arange(images), part, seed=0)[1]) == held_out
 
 
 def test_enough_parts_are_held_out_for_the_promise_where_images_share_them() -> None:

@@ -29,7 +29,7 @@ from firm.encoder import Network
 from firm.examples import NONE, Examples
 from firm.fitting import check_before, check_images, check_tiles, conditioned, data_of, looker_of, side_for
 from firm.foretelling import MEMORY, most_images
-from firm.holdout import split, wanted
+from firm.holdout import split, usual, wanted
 from firm.ignoring import scaled
 from firm.images import Preprocessing, Source, decode, resize
 from firm.leaks import THUMB, copies, thumbnails
@@ -84,7 +84,7 @@ class Detector:
         seed: int = 0,
         device: torch.device | str = "cpu",
         folder: Path | None = None,
-        holdout: float = 0.1,
+        holdout: float | None = None,
         false_calls: float = 0.05,
         fail: float = 0.01,
         checkpoint_seconds: float = 30.0,
@@ -107,6 +107,7 @@ class Detector:
         wishes, most = Wishes(false_calls=false_calls, fail=fail), most_images(recipe, side_for(recipe), memory)
         data = data_of(good, recipe, ignored, most=most)
         parts = sisters(data.name, data.train) if parts is None else parts
+        holdout = usual(len(data.train), false_calls) if holdout is None else holdout
         learn, held_out = split(parts, holdout, seed=seed, least=wanted(false_calls))
         check_before(recipe, data, len(learn))
         part = replace(data, train=data.train[learn])

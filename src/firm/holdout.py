@@ -11,6 +11,7 @@ from torch import Tensor
 from firm.streams import stream
 from firm.types import FirmError
 
+TENTH, QUARTER = 0.1, 0.25
 SHARED = 0.8  # parts to an image below which images are said to share parts: a few pairs are chance
 
 
@@ -37,6 +38,14 @@ def split(parts: Int[Tensor, " n"], holdout: float, *, seed: int, least: int = 0
     first = parts == order[0]
     held_out = chosen[parts] if bool(chosen.any()) else first & (first.cumsum(0) <= count)
     return (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
+
+
+def usual(images: int, false_calls: float) -> float:
+    """The part that is held out unasked: a tenth, or what the wished rate takes, but at most a quarter.
+
+    A few images more to learn from change little; a threshold set on a few keeps no promise worth having.
+    """
+    return max(TENTH, min(QUARTER, wanted(false_calls) / max(1, images)))
 
 
 def wanted(false_calls: float) -> int:

@@ -15,7 +15,8 @@ def sentences(found: Calibration) -> list[str]:
     ]
     review, fail = found.surely(found.review), found.surely(found.fail)
     if review is not None and fail is not None:
-        lines.append(f"that is on average; of this calibration one is 95 % sure of {_share(review)} and {_share(fail)}")
+        kept = f"at most {_share(review)} and {_share(fail)}"
+        lines.append(f"over many calibrations, that is; this one keeps {kept} with 95 % confidence")
     if found.pixel is not None and found.marked is not None:
         lines.append(f"regions: heat above {found.pixel:.6g}, in {_promised(found.marked)} of good parts")
     if found.misses is not None:

@@ -51,7 +51,7 @@ class Asked:
     settings: list[str]
     seed: int
     device: str
-    holdout: float
+    holdout: float | None
     false_calls: float
     fail: float
     checkpoint_seconds: float
@@ -104,7 +104,10 @@ def fit(
     seed: Seed = 0,
     device: Device = "cpu",
     threads: Threads = 0,
-    holdout: Annotated[float, typer.Option(help="Part of the good images kept for the threshold.")] = 0.1,
+    holdout: Annotated[
+        float | None,
+        typer.Option(help="Part of the good images kept for the threshold; a tenth, or more if the promise takes it."),
+    ] = None,
     false_calls: FalseCalls = 0.05,
     fail: Fail = 0.01,
     checkpoint_seconds: Annotated[float, typer.Option(help="How much work an interruption may cost.")] = 30.0,
@@ -175,6 +178,7 @@ def learn(ready: Ready, out: Path) -> Detector:
     from firm.detector import Detector
     from firm.doubting import doubts_about
     from firm.foretelling import foretell
+    from firm.holdout import usual
     from firm.progressing import Prober
     from firm.promises import doubts
     from firm.report.progress import draw_progress
@@ -182,7 +186,8 @@ def learn(ready: Ready, out: Path) -> Detector:
     from firm.sisters import sisters
 
     recipe, images, asked = ready.recipe, ready.images, ready.asked
-    holdout, false_calls, seed = asked.holdout, asked.false_calls, asked.seed
+    false_calls, seed = asked.false_calls, asked.seed
+    holdout = usual(len(images.train), false_calls) if asked.holdout is None else asked.holdout
     for doubt in doubts_about(images, holdout=holdout, false_calls=false_calls):
         say(f"warning: {doubt}")
     parts = sisters(images.name, images.train)
