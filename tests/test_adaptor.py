@@ -315,6 +315,20 @@ def test_it_tells_bad_from_good_and_where(detector):
     assert sum(a > b for a, b in zip(inside, outside, strict=True)) >= 7
 
 
+@pytest.mark.parametrize(("worth", "features"), [(-1.0, "projection+backbone"), (2.0, "encoder+backbone")])
+def test_a_fit_chooses_its_features_and_keeps_them(worth, features, recipe, tmp_path, monkeypatch):
+    """Whatever they win by, so that both ways are gone."""
+    monkeypatch.setattr("firm.preferring.WORTH", worth)
+    monkeypatch.setattr("firm.embedding.FEWEST", 10)
+    told = []
+    asked = change(recipe, {"automatic": ["features"]})
+    fitted = Detector.fit(GOOD, recipe=asked, holdout=0.2, false_calls=0.25, on_choice=told.append)
+    assert fitted.recipe == change(recipe, {"features": features})
+    assert sum(line.startswith("tried features") for line in told) == 2
+    fitted.save(tmp_path / "x.firm")
+    assert torch.equal(Detector.load(tmp_path / "x.firm").score(BAD.images), fitted.score(BAD.images))
+
+
 def test_a_saved_one_decides_the_same_without_the_weights_file(detector, tmp_path):
     path = tmp_path / "part.firm"
     detector.save(path)

@@ -111,6 +111,8 @@ def test_judged_is_the_mean_over_pairs_of_images_and_of_cells():
     of_images = pairs(scores[:3].tolist(), scores[3:].tolist())
     of_cells = pairs(cells[altered == 0].tolist(), cells[altered >= 0.5].tolist())
     assert _judged(scores, cells, altered, 3) == pytest.approx((of_images + of_cells) / 2, abs=1e-6)
+    thin = altered.clamp(max=0.3)  # scratches that fill no cell
+    assert _judged(scores, cells, thin, 3) == pytest.approx(of_images, abs=1e-6)
 
 
 # --- sparing ---

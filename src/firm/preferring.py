@@ -95,8 +95,10 @@ def _remembered(recipe: Recipe, known: Seen, seed: int) -> dict[str, Bank]:
 def _judged(
     scores: Float[Tensor, " n"], cells: Float[Tensor, "n r c"], altered: Float[Tensor, "n r c"], good: int
 ) -> float:
-    """The mean of the AUROC of images, of which the first ones are good, and of cells."""
+    """The mean of the AUROC of images, the first of which are good, and of cells; of images if no cell tells."""
     of_images = auroc(scores, torch.arange(len(scores)) >= good)
+    if not bool((altered >= ALTERED).any()):
+        return of_images
     sure = (altered == 0) | (altered >= ALTERED)
     of_cells = auroc(cells[sure], altered[sure] > 0)
     return (of_images + of_cells) / 2
