@@ -139,8 +139,8 @@ def test_help_needs_no_torch() -> None:
 def test_fit_writes_a_detector_of_patches(fitted: Done, patches: Path) -> None:
     told = json.loads(fitted.stdout)
     assert told["model"] == str(patches)
-    assert told["calibration"]["images"] == 1
-    assert told["origin"]["good_images"] == 11
+    assert told["calibration"]["images"] == 3
+    assert told["origin"]["good_images"] == 9
     assert told["recipe"]["features"] == "both"
     assert told["recipe"]["automatic"] == []
     assert told["preprocessing"]["side"] == told["preprocessing"]["size"] == 96  # read at the side patches are cut at
@@ -149,13 +149,13 @@ def test_fit_writes_a_detector_of_patches(fitted: Done, patches: Path) -> None:
 
 def test_cost_and_choices_are_said_before_and_while_fitting(fitted: Done, patches: Path) -> None:
     (few, *lines), detector = fitted.stderr.splitlines(), Detector.load(patches)
-    assert few.startswith("warning: 12 good images are few: the 1 held out")
+    assert few.startswith("warning: 12 good images are few: the 3 held out")
     assert detector.localiser is not None
-    assert lines[0] == "training: 11 good images, 1 epochs of 2 steps"
+    assert lines[0] == "training: 9 good images, 1 epochs of 2 steps"
     assert lines[1].startswith("memory: about 0.7 GB")
     for line, (kind, bank) in zip(lines[2:4], detector.localiser.banks.items(), strict=True):
-        assert len(bank.vectors) == 11 * 5 * 5  # images, patches
-        assert line == f"{kind} {cost(11, 5, 5, bank.vectors.shape[1], bank.memory)}"
+        assert len(bank.vectors) == 9 * 5 * 5  # images, patches
+        assert line == f"{kind} {cost(9, 5, 5, bank.vectors.shape[1], bank.memory)}"
     assert lines[4] == "patches: 100 % of the good images offer one that is 30 % object (views.fore)"
     assert lines[5].startswith("foreground: ")
     assert sum(line.startswith("tried light ") for line in lines) > 1
@@ -222,7 +222,7 @@ def test_good_images_alone_are_enough_and_a_broken_one_is_named(plates: Path, tm
     assert done.returncode == 1
     assert "left out: " in done.stderr
     assert "broken.png" in done.stderr
-    assert "learnt 11 good images" in done.stdout
+    assert "learnt 9 good images" in done.stdout
     assert Detector.load(tmp_path / "x.firm").localiser is None
 
 

@@ -52,5 +52,11 @@ Gigabytes = Annotated[
     float, typer.Option(help="GB that may be taken; of more good images than fit into it some are drawn.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON result on standard output.")]
+Holdout = Annotated[
+    float | None,
+    typer.Option(
+        help="Part of the good images kept for the thresholds. Else a tenth, or more if the promise takes it."
+    ),
+]
 FalseCalls = Annotated[float, typer.Option(help="Wished rate of good parts that do not PASS (REVIEW or FAIL).")]
 Fail = Annotated[float, typer.Option(help="Wished rate of good parts that FAIL.")]
