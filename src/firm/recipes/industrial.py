@@ -131,7 +131,7 @@ PRETRAINED = PatchTable(
 )
 # each row changes one thing of the first; settings are chosen by the synthetic columns, never by the others
 PRETRAINED_ABLATION = PatchTable(
-    title="What pays on pretrained features",
+    title="What pays on pretrained features compared before the head",
     base=change(ADAPTED, {"automatic": INSPECT.automatic}),  # compared before the head
     rows={
         "as it is": {},
