@@ -93,7 +93,7 @@ def close(found, expected):
 # --- the networks ---
 
 
-@pytest.mark.parametrize("name", FACTS)
+@pytest.mark.parametrize("name", [*LITES, *RESNETS])
 def test_stages_have_the_channels_and_strides_of_the_facts(name):
     tensors = {key: torch.zeros(()).expand(value.shape) for key, value in trunk(name).state_dict().items()}
     stages = rebuild(describe(name, folded=False), tensors).stages(pictures(1))
@@ -428,7 +428,7 @@ def test_a_file_of_a_package_is_recognised_and_half_precision_becomes_single(tmp
     assert backbone.deepest == 2
 
 
-@pytest.mark.parametrize("name", FACTS)
+@pytest.mark.parametrize("name", [*LITES, *RESNETS])
 def test_each_network_is_recognised_from_names_and_shapes(name, tmp_path):
     tensors = trunk(name).state_dict() | {"fc.weight": torch.zeros(5, 5)}
     assert firm.backbones._recognised(tmp_path, tensors) == name
@@ -450,7 +450,7 @@ def test_a_network_that_is_none_of_them_is_refused_with_the_nearest(tmp_path):
         with pytest.raises(FirmError) as error:
             firm.backbones._recognised(tmp_path / "w.pth", tensors)
         assert str(error.value) == (
-            f"{tmp_path / 'w.pth'} is none of {', '.join(FACTS)}: the nearest is {nearest}, but {reason}; "
+            f"{tmp_path / 'w.pth'} is none of {', '.join([*LITES, *RESNETS])}: the nearest is {nearest}, but {reason}; "
             "give a file of one of these under the usual names"
         )
 

@@ -1,6 +1,7 @@
-"""Frozen pretrained networks for patch features: images in, what each stage makes of them out.
+"""Frozen networks for patch features: images in, what each stage makes of them out.
 
-Nothing is trained here and nothing is downloaded: weights come from an installed package or from a file.
+Nothing is trained here and nothing is downloaded: weights come from an installed package or from a file; wavelets need
+none.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from firm.backbones.facts import FACTS, Facts
 from firm.backbones.folding import fold as fold_norms
 from firm.backbones.resnet import ResNet
 from firm.backbones.timm_models import PREFIX, TimmTrunk, timm_trunk
+from firm.backbones.wavelets import NAME as WAVELETS
+from firm.backbones.wavelets import Wavelets
 from firm.backbones.weights import differences, file_digest, fill, read_weights, tensors_digest
 from firm.storage import Card
 from firm.types import FirmError
@@ -25,7 +28,7 @@ from firm.types import FirmError
 STAGES = 5
 PORTION = 2 * 256 * 256  # pixels a CPU sees at once: more leave its cache, and each image takes longer
 
-Trunk = EfficientNetLite | ResNet | TimmTrunk
+Trunk = EfficientNetLite | ResNet | TimmTrunk | Wavelets
 
 
 class Backbone(nn.Module):
@@ -76,6 +79,8 @@ def load_backbone(name_or_file: str, *, deepest: int = STAGES, fold: bool = True
         raise FirmError(f"deepest is {deepest}; stages are numbered 1..{STAGES}")
     if name_or_file.startswith(PREFIX):
         return _of_timm(name_or_file, deepest)
+    if name_or_file == WAVELETS:
+        return _of_wavelets(deepest)
     path = _package_file(FACTS[name_or_file]) if name_or_file in FACTS else _given_file(name_or_file)
     tensors = usual_names(read_weights(path))
     name = name_or_file if name_or_file in FACTS else _recognised(path, tensors)
@@ -117,6 +122,13 @@ def _of_timm(name: str, deepest: int) -> Backbone:
     return Backbone(trunk, facts, deepest=deepest, digest=tensors_digest(trunk.state_dict()), folded=False)
 
 
+def _of_wavelets(deepest: int) -> Backbone:
+    facts = FACTS[WAVELETS]
+    trunk = Wavelets(deepest=min(deepest, len(facts.strides)))
+    digest = tensors_digest(trunk.state_dict())
+    return Backbone(trunk, facts, deepest=trunk.deepest, digest=digest, folded=False)
+
+
 def _unfilled(name: str, deepest: int, folded: bool) -> tuple[Trunk, Facts]:
     if name.startswith(PREFIX):
         return timm_trunk(name.removeprefix(PREFIX), deepest=deepest, pretrained=False)
@@ -128,31 +140,35 @@ def _unfilled(name: str, deepest: int, folded: bool) -> tuple[Trunk, Facts]:
     return trunk, FACTS[name]
 
 
-def _empty(name: str, deepest: int) -> EfficientNetLite | ResNet:
+def _empty(name: str, deepest: int) -> EfficientNetLite | ResNet | Wavelets:
     """Without memory: making it is quick and draws no random weights."""
     with torch.device("meta"):
+        if name == WAVELETS:
+            return Wavelets(deepest=deepest)
         return EfficientNetLite(name, deepest=deepest) if name in SCALES else ResNet(name, deepest=deepest)
 
 
 @cache
-def _whole(name: str) -> EfficientNetLite | ResNet:
+def _whole(name: str) -> EfficientNetLite | ResNet | Wavelets:
     """To be looked at only, never to be filled."""
     return _empty(name, STAGES)
 
 
 def _recognised(path: Path, tensors: dict[str, Tensor]) -> str:
-    wrong = {name: differences(_whole(name), tensors) for name in FACTS}
+    wrong = {name: differences(_whole(name), tensors) for name in FACTS if name != WAVELETS}
     name = min(wrong, key=lambda name: len(wrong[name]))
     if wrong[name]:
         raise FirmError(
-            f"{path} is none of {', '.join(FACTS)}: the nearest is {name}, but {wrong[name][0]}; "
+            f"{path} is none of {', '.join(wrong)}: the nearest is {name}, but {wrong[name][0]}; "
             "give a file of one of these under the usual names"
         )
     return name
 
 
 def installed(name: str) -> bool:
-    """Whether the weights of a backbone come with an installed package."""
+    """Whether the weights of a backbone come with an installed package, or it needs none."""
+    if name == WAVELETS:
+        return True
     try:
         _package_file(FACTS[name])
     except FirmError:
@@ -190,4 +206,14 @@ def _package_file(facts: Facts) -> Path:
     return path
 
 
-__all__ = ["FACTS", "Backbone", "Facts", "architecture", "installed", "load_backbone", "read_weights", "rebuild"]
+__all__ = [
+    "FACTS",
+    "WAVELETS",
+    "Backbone",
+    "Facts",
+    "architecture",
+    "installed",
+    "load_backbone",
+    "read_weights",
+    "rebuild",
+]

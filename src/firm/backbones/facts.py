@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from firm.backbones.wavelets import CELL, CHANNELS, LEVELS, NAME
 from firm.types import FirmError
 
 LITE = (
@@ -15,7 +16,7 @@ GIVEN = "That of the weights file given: firm brings none, so ask whoever publis
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Stages are numbered from 1; each is half as fine as the one before."""
+    """Stages are numbered from 1; none is finer than the one before."""
 
     name: str
     package: str = ""  # the PyPI distribution that holds the weights; "": a weights file is needed
@@ -59,6 +60,19 @@ def _resnet(name: str, channels: tuple[int, ...]) -> Facts:
     )  # the mean and deviation of ImageNet
 
 
+def _wavelets() -> Facts:
+    """Images as they are, in 0..1, and every stage: together they are the wavelets of all sizes."""
+    return Facts(
+        name=NAME,
+        mean=(0.0, 0.0, 0.0),
+        std=(1.0, 1.0, 1.0),
+        licence="None is needed: these filters are computed, not learnt.",
+        strides=(CELL,) * LEVELS,
+        channels=CHANNELS,
+        stages=tuple(range(1, LEVELS + 1)),
+    )
+
+
 FACTS: dict[str, Facts] = {
     facts.name: facts
     for facts in (
@@ -69,5 +83,6 @@ FACTS: dict[str, Facts] = {
         _resnet("resnet34", (64, 64, 128, 256, 512)),
         _resnet("resnet50", (64, 256, 512, 1024, 2048)),
         _resnet("wide-resnet50", (64, 256, 512, 1024, 2048)),
+        _wavelets(),
     )
 }

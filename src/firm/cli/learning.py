@@ -124,7 +124,7 @@ def fit(
     left_open = not preset and (minutes or not settings) and preset_for(data) == "inspect"
     encoder = encoder or (best_encoder(data) if left_open else None)
     asked = Asked(
-        preset=preset or ("adapted" if encoder else None),
+        preset=preset or preset_with(encoder),
         settings=_with_encoder(settings, encoder),
         seed=seed,
         device=device,
@@ -237,6 +237,13 @@ def best_encoder(data: str) -> str | None:
     found = BACKBONE if installed(BACKBONE) else None
     say(f"pretrained features of {BACKBONE}" if found else "no pretrained weights are installed: training from scratch")
     return found
+
+
+def preset_with(encoder: str | None) -> str | None:
+    """Where the settings start from a backbone; None: there is none."""
+    from firm.backbones import WAVELETS
+
+    return None if encoder is None else "wavelets" if encoder == WAVELETS else "adapted"
 
 
 def within_minutes(recipe: Recipe, images: OneClass, minutes: float, folder: Path, *, seed: int, device: str) -> Recipe:

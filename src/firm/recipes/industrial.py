@@ -11,7 +11,7 @@ from firm.bank import Memory
 from firm.conditioning import Conditioning
 from firm.data.industrial import PUBLISHED
 from firm.outliers import KINDS, Mixed
-from firm.recipes.presets import ADAPTED, INSPECT, PATCHES, WHOLE
+from firm.recipes.presets import ADAPTED, INSPECT, PATCHES, WAVES, WHOLE
 from firm.recipes.recipe import Recipe, change, digest, sparse
 from firm.types import FirmError
 
@@ -129,6 +129,13 @@ PRETRAINED = PatchTable(
     special={"patchcore": {TILE: {"memory.keep": 0.02}}},  # a tenth of 731,136 cells takes too long to choose
     looks=dict.fromkeys(("firm", "ntxent", "supcon"), SCORED),
 )
+WAVELETS = PatchTable(
+    title="FIRM on wavelets: nothing pretrained",
+    base=WAVES,
+    rows={"unadapted": UNADAPTED, **{name: {"positives": name} for name in ("firm", "ntxent", "supcon")}},
+    data=(SCREW, TILE, *PARTS),
+    looks=dict.fromkeys(("firm", "ntxent", "supcon"), SCORED),
+)
 # each row changes one thing of the first; settings are chosen by the synthetic columns, never by the others
 PRETRAINED_ABLATION = PatchTable(
     title="What pays on pretrained features compared before the head",
@@ -185,6 +192,7 @@ PATCH_TABLES = {
     "patch-curve": CURVE,
     "pretrained": PRETRAINED,
     "pretrained-ablation": PRETRAINED_ABLATION,
+    "wavelets": WAVELETS,
     "promises": PROMISES,
     "mvtec": MAIN,
     "mvtec-ablation": ABLATION,
@@ -212,7 +220,7 @@ def patch_experiment(table: PatchTable, data: str, row: str, scale: str, seed: i
         recipe = change(recipe, {"training.epochs": 1}) if scale == "smoke" else recipe
         return PatchExperiment(data=data, row=row, recipe=recipe, seed=seed, side=side, looks={"promised": {}})
     recipe = change(table.base, changes)
-    if table in (PRETRAINED, PRETRAINED_ABLATION):  # minutes as it is
+    if table.base.pretrained.name:  # minutes as it is
         recipe = change(recipe, {"training.epochs": 1}) if scale == "smoke" and recipe.training.epochs else recipe
         return PatchExperiment(data=data, row=row, recipe=recipe, seed=seed, side=side, looks=looks, proof=table.proof)
     if scale == "paper":

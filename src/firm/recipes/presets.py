@@ -6,7 +6,7 @@ from firm.adaptor import Pretrained
 from firm.bank import Memory
 from firm.colour import Jitter
 from firm.encoder import Encoder, Head
-from firm.outliers import CutPaste, Donor
+from firm.outliers import KINDS, CutPaste, Donor, Mixed
 from firm.recipes.recipe import Recipe, change
 from firm.scores import Knn, Scoring
 from firm.tiling import Grid
@@ -98,6 +98,17 @@ ADAPTED = change(
     },
 )
 
+# the same where no weights are at hand: wavelets describe the cells, and more kinds of defects and a wider adaptor
+# make up for some of what they do not know
+WAVES = change(
+    ADAPTED,
+    {
+        "pretrained": Pretrained(name="wavelets", hidden=(512,), out=128),
+        "outliers": Mixed(sources=KINDS, per_inlier=len(KINDS)),
+        "training.epochs": 30,
+    },
+)
+
 PRESETS = {
     "paper": PAPER,
     "authors": AUTHORS,
@@ -107,6 +118,7 @@ PRESETS = {
     "whole": WHOLE,
     "inspect": INSPECT,
     "adapted": ADAPTED,
+    "wavelets": WAVES,
 }
 
 

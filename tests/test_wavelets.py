@@ -1,0 +1,131 @@
+"""Wavelets: filters as defined, energies as plain loops have them, and a backbone like any other that needs no file."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import contracts
+from firm.backbones import FACTS, WAVELETS, architecture, installed, load_backbone, rebuild
+from firm.backbones.wavelets import CELL, FAINT, FIRST, LEVELS, LOW, SECOND, Wavelets
+from firm.cli.learning import preset_with
+from firm.recipes.presets import recipe
+
+ENERGY, BRIGHT, DARK = slice(0, FIRST), slice(FIRST, 2 * FIRST), slice(2 * FIRST, 3 * FIRST)
+
+
+def noise(count=1, side=64, seed=0):
+    return torch.rand(count, 3, side, side, generator=contracts.generator(seed))
+
+
+def stripes(angle, side=64, contrast=0.2):
+    """Waves of the length the finest filters look for, across the given angle."""
+    y, x = torch.meshgrid(torch.arange(side).float(), torch.arange(side).float(), indexing="ij")
+    wave = torch.cos(2 * math.pi * (x * math.cos(angle) + y * math.sin(angle)) / 4)
+    return (0.5 + contrast * wave).expand(1, 3, side, side)
+
+
+def middle(stage):
+    """What is seen of the cells that know nothing of the border."""
+    return stage[0, :, 3:5, 3:5].mean((1, 2))
+
+
+def test_stages_have_the_channels_and_the_stride_of_the_facts():
+    facts = FACTS[WAVELETS]
+    found = load_backbone(WAVELETS).stages(noise(2, 96))
+    assert [tuple(stage.shape) for stage in found] == [(2, channels, 12, 12) for channels in facts.channels]
+    assert facts.strides == (CELL,) * LEVELS
+
+
+def test_filters_answer_to_no_even_surface_and_have_one_length():
+    trunk = Wavelets()
+    for filters in (trunk.lines, trunk.coarse):
+        assert torch.allclose(filters.sum((1, 2, 3)), torch.zeros(len(filters)), atol=1e-6)
+        assert torch.allclose(filters.flatten(1).norm(dim=1), torch.ones(len(filters)))
+    assert trunk.coarse.shape[0] == FIRST * 2 * SECOND
+
+
+def test_energies_and_lines_are_those_of_plain_loops():
+    image = noise(seed=3)
+    found = Wavelets().stages(image)[0][0]
+    grey = np.pad(image[0].mean(0).numpy().astype(np.float64), 3, mode="reflect")
+    filters = Wavelets().lines[:, 0].numpy().astype(np.float64)
+    row, column = 0, 5  # at the border, where the image is mirrored
+    energy, bright, dark = (np.zeros(FIRST) for _ in range(3))
+    for y in range(CELL * row, CELL * row + CELL):
+        for x in range(CELL * column, CELL * column + CELL):
+            window = grey[y : y + 7, x : x + 7]
+            for number in range(FIRST):
+                even, odd = (window * filters[number]).sum(), (window * filters[FIRST + number]).sum()
+                energy[number] += math.hypot(even, odd) / CELL**2
+                bright[number] += max(even, 0) / CELL**2
+                dark[number] += max(-even, 0) / CELL**2
+    for part, expected in ((ENERGY, energy), (BRIGHT, bright), (DARK, dark)):
+        np.testing.assert_allclose(found[part, row, column].numpy(), np.log(expected + FAINT), atol=1e-4)
+
+
+@pytest.mark.parametrize("number", range(FIRST))
+def test_stripes_are_found_by_the_filter_that_lies_like_them(number):
+    energy = middle(Wavelets().stages(stripes(math.pi * number / FIRST))[0])[ENERGY]
+    assert int(energy.argmax()) == number
+
+
+def test_twice_the_contrast_is_one_step_in_all_energies():
+    weak, strong = (middle(Wavelets().stages(stripes(0.3, contrast=part))[0])[ENERGY] for part in (0.2, 0.4))
+    clear = weak > math.log(20 * FAINT)
+    assert int(clear.sum()) >= 4
+    assert torch.allclose((strong - weak)[clear], torch.tensor(math.log(2)), atol=0.03)
+
+
+def test_a_dark_line_is_not_a_bright_one():
+    image = torch.full((1, 3, 64, 64), 0.5)
+    image[..., 36:38] = 0.1
+    stage = Wavelets().stages(image)[1][0, :, 4, 4]  # of the copy of half the size, in which it is a pixel wide
+    assert float(stage[DARK][0]) > float(stage[BRIGHT][0]) + 0.2
+    lit = Wavelets().stages(1 - image)[1][0, :, 4, 4]
+    torch.testing.assert_close(lit[DARK], stage[BRIGHT], atol=1e-4, rtol=0)
+
+
+def test_an_even_surface_has_brightness_and_colour_alone():
+    colour = torch.tensor([0.6, 0.3, 0.2])
+    stages = Wavelets().stages(colour.view(1, 3, 1, 1).expand(1, 3, 64, 64))
+    for stage in stages[:-1]:
+        torch.testing.assert_close(stage, torch.full_like(stage, math.log(FAINT)), atol=1e-2, rtol=0)
+    lows = stages[-1][0, -9:].unflatten(0, (3, 3))
+    expected = LOW * torch.tensor([colour.mean(), 0.3, 0.25])
+    torch.testing.assert_close(lows, expected.view(1, 3, 1, 1).expand_as(lows))
+
+
+def test_what_moves_by_a_cell_is_seen_a_cell_further():
+    image = noise(side=128, seed=5)
+    here, there = (Wavelets().stages(part)[0] for part in (image[..., :96], image[..., 8:104]))
+    torch.testing.assert_close(here[..., 5:-3], there[..., 4:-4], atol=1e-5, rtol=0)
+
+
+def test_fewer_stages_are_the_first_ones_of_all():
+    image = noise()
+    some, every = load_backbone(WAVELETS, deepest=2), load_backbone(WAVELETS)
+    assert some.deepest == 2
+    assert every.deepest == LEVELS
+    for few, all_of_them in zip(some.stages(image), every.stages(image), strict=False):
+        assert torch.equal(few, all_of_them)
+
+
+def test_it_needs_no_file_and_comes_back_from_what_was_stored():
+    assert installed(WAVELETS)
+    backbone = load_backbone(WAVELETS, deepest=3)
+    tensors = {name: value + 1e-3 for name, value in backbone.state_dict().items()}  # filters of another version
+    again = rebuild(architecture(backbone), tensors)
+    assert (again.digest, again.deepest) == (backbone.digest, 3)
+    for name, value in again.state_dict().items():
+        assert torch.equal(value, tensors[name])
+
+
+def test_the_settings_start_where_the_backbone_wants_them():
+    assert (preset_with(None), preset_with("efficientnet-lite0"), preset_with(WAVELETS)) == (
+        None,
+        "adapted",
+        "wavelets",
+    )
+    assert recipe("wavelets").pretrained.name == WAVELETS
