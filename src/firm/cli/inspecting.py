@@ -157,7 +157,7 @@ def evaluate(
 ) -> None:
     """Measure a detector on labelled images.
 
-    AUROC of images and pixels and AUPRO, with 95 % bootstrap intervals, over all defects and for each kind; verdicts
+    AUROC of images and pixels and AUPRO, with 95 % intervals, over all defects and for each kind; verdicts
     by kind, with exact intervals.
     """
     from firm.cli.findings import as_text, as_values
