@@ -285,7 +285,7 @@ def test_nothing_readable_is_a_mistake(request: pytest.FixtureRequest, tmp_path:
     (tmp_path / "broken.png").write_bytes(b"no image")
     done = run("score", request.getfixturevalue(kind), tmp_path)
     assert done.returncode == 2
-    assert "none of the images could be read" in done.stderr
+    assert f"none of the images could be read: {tmp_path / 'broken.png'} cannot be decoded" in done.stderr
 
 
 def test_maps_are_written_for_every_image(patches: Path, plates: Path, tmp_path: Path) -> None:
