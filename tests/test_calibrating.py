@@ -253,15 +253,23 @@ def test_calibrate_writes_beside_the_detector_and_score_obeys(mine: Path, model:
     assert json.loads(out)["id"] == found.model
 
 
-def test_score_says_what_is_for_review(mine: Path, plates: Path) -> None:
+def test_score_and_inspect_say_the_same(mine: Path, plates: Path) -> None:
     good = plates / "test" / "good"
-    assert "for review" not in run("score", mine, good)[1]
+    assert ", 0 REVIEW, " in run("score", mine, good)[1]
     assert run("calibrate", mine, good, "--fail=0.1", "--false-calls=0.3")[0] == 0
     rows = json.loads(run("score", mine, good, "--json")[1])["images"]
     assert [row["verdict"] for row in rows].count("REVIEW") in (3, 4, 5)  # four, up to rounding among many images
     assert all((row["label"] == 1) == (row["verdict"] == "PASS") for row in rows)
-    out = run("score", mine, good)[1].splitlines()
-    assert f"{sum('  anomalous  ' in line for line in out)} of them above" in out[-1]
+    file = sorted(good.iterdir())[0]
+    scored, inspected = (run(verb, mine, file)[1].splitlines() for verb in ("score", "inspect"))
+    assert (
+        scored[0].split()[::2] == inspected[0].split()[:3:2]
+    )  # verdict and file; the score is the same up to rounding
+    assert scored[1] == inspected[1]
+    assert scored[1].startswith("1 image: ")
+    beside(mine).unlink()
+    missing = [run(verb, mine, good)[2].splitlines()[-1] for verb in ("inspect", "score", "evaluate")]
+    assert missing == [f"firm: {beside(mine)} is missing; copy it again, or run firm calibrate with good images"] * 3
 
 
 def test_two_thresholds_and_no_doubt(mine: Path, plates: Path, tmp_path: Path) -> None:

@@ -128,6 +128,8 @@ def test_a_threshold_by_hand_is_taken_and_said():
     both = calibrated(wishes=wishes(fail_at=100.5, review_at=50))
     assert both.failed.kept == pytest.approx(101 / 201)
     assert both.source.endswith("; fail and review set by hand")
+    with pytest.raises(FirmError, match=r"review at 12 lies above fail at 9; set review no higher"):
+        wishes(fail_at=9, review_at=12)  # before any image is looked at
     with pytest.raises(FirmError, match=r"review at 191 lies above fail at 150; set review no higher"):
         calibrated(wishes=wishes(fail_at=150.0))
     with pytest.raises(FirmError, match="not finite"):

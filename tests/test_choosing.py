@@ -72,7 +72,7 @@ def test_a_long_part_that_lies_anyhow_is_aligned():
 
 def test_every_candidate_is_tried_and_told():
     recipe, sentences = chosen(turned=True)
-    assert sentences[0] == "foreground: the bright side of otsu on grey"
+    assert sentences[0] == "foreground: the bright side of otsu on grey, so it is taken for a product on a background"
     tried = values(sentences)
     assert list(tried) == [
         f"light {light}, {pose}, compared {where}"
@@ -97,7 +97,7 @@ def test_the_simplest_of_those_hardly_worse_is_chosen(turned):
 def test_without_an_object_there_is_nothing_to_align():
     sentences = []
     recipe = choose(RECIPE, data_of(grain()), seed=0, on_choice=sentences.append)
-    assert sentences[0] == "foreground: everything is object"
+    assert sentences[0] == "foreground: everything is object, so it is taken for a texture"
     assert recipe.conditioning.foreground.method == "ones"
     assert not recipe.conditioning.align
     assert len(values(sentences)) == 6
@@ -118,7 +118,7 @@ def test_of_many_patches_that_are_compared_everywhere_a_coreset_is_kept(many, ke
 
 def test_a_round_part_has_no_direction():
     _, sentences = chosen(outline=DISC)
-    assert sentences[0] == "foreground: the bright side of otsu on grey"
+    assert sentences[0] == "foreground: the bright side of otsu on grey, so it is taken for a product on a background"
     assert not any("aligned" in sentence for sentence in sentences)
 
 
@@ -147,7 +147,7 @@ def test_a_foreground_alone_needs_no_trial():
     recipe = change(RECIPE, {"automatic": ("foreground",), "training.batch": 4})
     told = []
     found = choose(recipe, data_of(drawings.screws(2).images), seed=0, on_choice=told.append)
-    assert told == ["foreground: the bright side of otsu on grey"]
+    assert told == ["foreground: the bright side of otsu on grey, so it is taken for a product on a background"]
     assert found == change(recipe, {"automatic": (), "conditioning.foreground.method": "otsu"})
     large = change(recipe, {"training.batch": 64})
     few = choose(large, data_of(drawings.screws(3).images), seed=0, on_choice=told.append)

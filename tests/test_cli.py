@@ -153,11 +153,12 @@ def test_cost_and_choices_are_said_before_and_while_fitting(fitted: Done, patche
     assert detector.localiser is not None
     assert lines[0] == "training: 9 good images, 1 epochs of 2 steps"
     assert lines[1].startswith("memory: about 0.7 GB")
-    for line, (kind, bank) in zip(lines[2:4], detector.localiser.banks.items(), strict=True):
+    assert lines[2] == "patches of 32 px every 16 px of 96 px; synthetic defects: donor"
+    for line, (kind, bank) in zip(lines[3:5], detector.localiser.banks.items(), strict=True):
         assert len(bank.vectors) == 9 * 5 * 5  # images, patches
         assert line == f"{kind} {cost(9, 5, 5, bank.vectors.shape[1], bank.memory)}"
-    assert lines[4] == "patches: 100 % of the good images offer one that is 30 % object (views.fore)"
-    assert lines[5].startswith("foreground: ")
+    assert lines[5] == "patches: 100 % of the good images offer one that is 30 % object (views.fore)"
+    assert lines[6].startswith("foreground: ")
     assert sum(line.startswith("tried light ") for line in lines) > 1
     assert sum(line.startswith("chosen: light ") for line in lines) == 1
 
@@ -173,7 +174,7 @@ def test_a_part_without_enough_object_is_foretold() -> None:
     )
     told = foretell(settled, replace(data, train=specks))
     assert told[-1] == "patches: 0 % of the good images offer one that is 90 % object (views.fore)"
-    assert [line.split()[0] for line in told] == ["training:", "memory:", "encoder", "patches:"]
+    assert [line.split()[0] for line in told] == ["training:", "memory:", "patches", "encoder", "patches:"]
     assert len(foretell(recipe("parts", **{"training.batch": 8}), data)) == 2
 
 
@@ -284,7 +285,7 @@ def test_nothing_readable_is_a_mistake(request: pytest.FixtureRequest, tmp_path:
     (tmp_path / "broken.png").write_bytes(b"no image")
     done = run("score", request.getfixturevalue(kind), tmp_path)
     assert done.returncode == 2
-    assert "none of the images could be read" in done.stderr
+    assert f"none of the images could be read: {tmp_path / 'broken.png'} cannot be decoded" in done.stderr
 
 
 def test_maps_are_written_for_every_image(patches: Path, plates: Path, tmp_path: Path) -> None:

@@ -168,10 +168,18 @@ def test_a_map_without_alignment_stays_where_it_is():
         assert torch.equal(ready.back(maps), maps)
 
 
-def test_beyond_the_frame_a_map_repeats_its_edge():
-    """A corner of the image that the turned frame does not hold takes the nearest value, so no score is made up."""
+def test_beyond_the_frame_a_map_has_no_heat():
+    """Heat at the rim of the aligned image ends there and is not drawn out to the corners of the image as it came."""
     ready = ALIGNED(picture(angle=90))
-    assert (ready.back(torch.full((1, HEIGHT, WIDTH), 3.0)) == 3).all()
+    heat = ready.back(torch.full((1, HEIGHT, WIDTH), 3.0))[0]
+    frame = ready.frames[0].numpy()
+    y, x = np.mgrid[:HEIGHT, :WIDTH]
+    right, down = frame[:, :2] @ np.stack([x.ravel(), y.ravel()]) + frame[:, 2:]
+    past = np.maximum(np.abs(right - (WIDTH - 1) / 2) - WIDTH / 2, np.abs(down - (HEIGHT - 1) / 2) - HEIGHT / 2)
+    past = torch.from_numpy(past.reshape(HEIGHT, WIDTH))
+    assert (past > 0.1).any()
+    assert (heat[past > 0.1] == 0).all()
+    assert (heat[past < -0.1] == 3).all()
 
 
 def test_only_the_largest_object_gives_the_pose():

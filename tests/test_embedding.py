@@ -328,13 +328,15 @@ def test_the_row_of_patchcore_weighs_as_patchcore_does():
 def test_the_disk_a_fit_will_take_is_foretold():
     asked = change(ADAPTED, {"automatic": [], "size": SIDE, "pretrained.versions": 2, "outliers.per_inlier": 3})
     told = foretell(asked, as_data(drawings.screws(20).images), holdout=0.1)
-    assert told[2:4] == [
+    assert told[2:5] == [
+        "patches of 8 px every 8 px of 96 px; synthetic defects: donor, nsa, cutpaste-union",
         "good features: 36 images x 12 x 12 x 152 = 2 MB on disk",
         f"outlier features: 54 images x 12 x 12 x {152 + EXTRA} = 3 MB on disk",
     ]
     wider = foretell(change(asked, {"pretrained.context": 7}), as_data(drawings.screws(20).images))
     assert "good features: 36 images x 12 x 12 x 304 = 4 MB on disk" in wider
     plain = foretell(change(asked, {"training.epochs": 0}), as_data(GOOD))
+    assert plain[2].endswith("; synthetic defects: none, nothing is trained")
     assert [line for line in plain if "on disk" in line] == ["good features: 10 images x 12 x 12 x 152 = 1 MB on disk"]
     learnt = change(asked, {"pretrained.name": "", "features": "encoder", "tiling": Grid(), "training.batch": 4})
     assert not any("on disk" in line for line in foretell(learnt, as_data(GOOD)))

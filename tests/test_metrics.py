@@ -96,7 +96,21 @@ def test_interval_is_deterministic_and_narrows_with_images_and_confidence():
 def test_interval_resamples_each_side_by_itself():
     """One anomaly among many: resampling both sides together would often leave none."""
     found = auroc_interval(np.r_[np.zeros(50), 1.0], np.r_[np.zeros(50, bool), True], resamples=50)
-    assert (found.low, found.value, found.high) == (1, 1, 1)
+    assert (found.value, found.high) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("normal", "wrong", "least"), [(1, 1, 0.025), (1, 40, 0.025), (12, 40, 0.735), (40, 12, 0.735)]
+)
+def test_sides_that_lie_wholly_apart_leave_open_what_so_many_pairs_do(normal, wrong, least):
+    """As wide as Clopper and Pearson have it for so many of so many: without width it would claim certainty."""
+    values, labels = np.r_[np.arange(normal), 100.0 + np.arange(wrong)], np.arange(normal + wrong) >= normal
+    for sign, value, ends in ((1, 1.0, (least, 1.0)), (-1, 0.0, (0.0, 1 - least))):
+        found = auroc_interval(sign * values, labels, resamples=50)
+        assert found.value == value
+        assert (found.low, found.high) == pytest.approx(ends, abs=5e-4)
+    tied = auroc_interval(np.zeros(2), np.array([False, True]), resamples=50)
+    assert (tied.low, tied.value, tied.high) == (0, 0.5, 1)
 
 
 def test_a_large_test_set_is_resampled_in_chunks(monkeypatch):

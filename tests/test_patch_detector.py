@@ -236,7 +236,7 @@ def test_what_is_left_open_is_chosen_and_kept() -> None:
     told: list[str] = []
     recipe = change(UNTRAINED, {"automatic": ("foreground", "light"), "conditioning": INSPECT.conditioning})
     fitted = Detector.fit(GOOD[:20], recipe=recipe, on_choice=told.append)
-    assert told[0] == "foreground: the bright side of otsu on grey"
+    assert told[0] == "foreground: the bright side of otsu on grey, so it is taken for a product on a background"
     assert told[-1].startswith("time: about ")
     assert told[-2].startswith(f"chosen: light {fitted.recipe.conditioning.light}, as it lies")
     assert fitted.recipe.automatic == ()

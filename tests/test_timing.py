@@ -10,11 +10,13 @@ import firm.timing as module
 from cheap import CHEAP
 from firm.bank import Memory
 from firm.data.drawn import drawn
-from firm.foretelling import MEMORY, memory_of, most_images, steps_of
+from firm.foretelling import MEMORY, memory_of, most_images, numbers_of, steps_of
 from firm.recipes.presets import ADAPTED, FAST, INSPECT
 from firm.recipes.recipe import change
 from firm.timing import Duration, duration
 from firm.types import FirmError
+
+KINDS = ("encoder", "projection", "backbone")
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +55,24 @@ def test_a_coreset_is_chosen_and_compared_with(plates, ticking):
     assert duration(kept, plates, held_out=0, seed=0).memory == pytest.approx(compared + 40 / module.IMAGES)
 
 
+def test_the_choice_of_features_compares_what_was_spared_both_ways(plates):
+    cells, near = 36, 25 / 36  # patches of 8 px in 48, and those up to 2 cells away
+    encoder, projection, backbone = (numbers_of(ADAPTED, ADAPTED.tiling, grey=False)[kind] for kind in KINDS)
+    among_known = 40 * cells * 40 * cells * near * (encoder + projection + backbone)
+    spared = 4 * (1 + 3) * cells * 40 * cells * near * (encoder + projection + 2 * backbone)
+    assert module._tried(ADAPTED, plates) == pytest.approx(among_known + spared)
+    everywhere = change(ADAPTED, {"memory.reach": -1})
+    assert module._tried(everywhere, plates) == pytest.approx((among_known + spared) * module.THIN / near)
+    few = replace(plates, train=plates.train[:39])
+    settled = (
+        (replace(ADAPTED, automatic=()), plates),
+        (change(ADAPTED, {"training.epochs": 0}), plates),
+        (CHEAP, plates),
+    )
+    for asked, images in ((ADAPTED, few), *settled):  # nothing is spared, so nothing is tried
+        assert module._tried(asked, images) == 0
+
+
 def test_whole_images_take_their_training_alone(plates, ticking):
     asked = change(FAST, {"encoder.width": 8, "training.batch": 8, "size": 32, "encoder.head.hidden": (8,)})
     took = duration(asked, plates, held_out=10, seed=0)
@@ -62,6 +82,24 @@ def test_whole_images_take_their_training_alone(plates, ticking):
 def test_the_sentence_leaves_out_what_takes_nothing():
     took = Duration(choosing=6.0, features=0.0, epoch=3.0, epochs=20, memory=30.0, thresholds=0.0)
     assert took.sentence() == "time: about 1.6 minutes on this machine (training 1.0, memory 0.5)"
+
+
+@pytest.mark.parametrize(
+    ("epoch", "said"),
+    [
+        (2.0, "time: about 52 seconds on this machine (training 40, choice of features 12)"),
+        (0.0, "time: about 12 seconds on this machine (choice of features 12)"),
+        (6.0, "time: about 2.2 minutes on this machine (training 2.0, choice of features 0.2)"),
+    ],
+)
+def test_less_than_a_minute_is_said_in_seconds(epoch, said):
+    took = Duration(choosing=0.0, features=0.2, epoch=epoch, epochs=20, preferring=12.0, memory=0.0, thresholds=0.0)
+    assert took.sentence() == said
+
+
+def test_nothing_is_said_to_take_no_time():
+    took = Duration(choosing=0.0, features=0.2, epoch=0.0, epochs=1, memory=0.1, thresholds=0.0)
+    assert took.sentence() == "time: about 2 seconds on this machine"
 
 
 @pytest.mark.parametrize("recipe", [INSPECT, ADAPTED, FAST])

@@ -79,6 +79,13 @@ def check_rate(name: str, rate: float) -> None:
         raise FirmError(f"{name} is {rate}; it must lie between 0 and 1")
 
 
+def check_order(review: float, fail: float) -> None:
+    if review > fail:
+        raise FirmError(
+            f"review at {review:.6g} lies above fail at {fail:.6g}; set review no higher than fail, or both by hand"
+        )
+
+
 @dataclass(frozen=True)
 class Promise:
     """At most `kept` of good parts lie above a threshold; `wished` is what was asked for, None of one set by hand."""
@@ -174,11 +181,7 @@ class Calibration:
         values = [self.review, self.fail, *([] if self.pixel is None else [self.pixel])]
         if not all(map(math.isfinite, values)):
             raise FirmError("a threshold is not finite, so nothing can be decided; calibrate again on good images")
-        if self.review > self.fail:
-            raise FirmError(
-                f"review at {self.review:.6g} lies above fail at {self.fail:.6g}; "
-                "set review no higher than fail, or both by hand"
-            )
+        check_order(self.review, self.fail)
 
     @property
     def id(self) -> str:
@@ -219,6 +222,8 @@ class Wishes:
         check_rate("fail", self.fail)
         if self.misses is not None and not 0 <= self.misses < 1:
             raise FirmError(f"misses is {self.misses}; it must be 0 or more and below 1")
+        if self.fail_at is not None and self.review_at is not None:
+            check_order(self.review_at, self.fail_at)
 
 
 def calibration_of(

@@ -72,7 +72,8 @@ def choose(
     rule = recipe.conditioning.foreground
     if "foreground" in recipe.automatic:
         rule = rule_for(data.name, images)
-        tell(f"foreground: {describe(rule)}")
+        kind = "texture" if rule.method == "ones" else "product on a background"
+        tell(f"foreground: {describe(rule)}, so it is taken for a {kind}")
     settled = replace(
         recipe,
         conditioning=replace(recipe.conditioning, foreground=rule),

@@ -126,7 +126,7 @@ class Conditioned:
     def back(self, maps: Float[Tensor, "n h w"]) -> Float[Tensor, "n h w"]:
         """Maps of the conditioned images in the frames of the images as they came.
 
-        What an aligned image has beyond the edge of the frame repeats the edge. What is ignored has no heat.
+        What is ignored has no heat, nor has a corner that turning took out of an aligned image: nobody looked there.
         """
         moved = self._back(maps)
         return moved if self.ignored is None else moved.masked_fill(self.ignored.to(moved.device), 0.0)
@@ -134,14 +134,7 @@ class Conditioned:
     def _back(self, maps: Float[Tensor, "n h w"]) -> Float[Tensor, "n h w"]:
         if self.frames is None:
             return maps
-        height, width = maps.shape[1:]
-        moved = [
-            cv2.warpAffine(
-                one.numpy(), frame.numpy(), (width, height), flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
-                borderMode=cv2.BORDER_REPLICATE,
-            )
-            for one, frame in zip(maps.cpu(), self.frames, strict=True)
-        ]  # fmt: skip
+        moved = [_moved_back(one.numpy(), frame.numpy()) for one, frame in zip(maps.cpu(), self.frames, strict=True)]
         return torch.from_numpy(np.stack(moved)) if moved else maps
 
 
@@ -205,6 +198,16 @@ def _moved(picture: Pixels, frame: Matrix, flags: int) -> Pixels:
     height, width = picture.shape[:2]
     moved = cv2.warpAffine(picture, frame, (width, height), flags=flags, borderMode=cv2.BORDER_REPLICATE)
     return np.asarray(moved, np.uint8).reshape(picture.shape)
+
+
+def _moved_back(heat: Plane, frame: Matrix) -> Plane:
+    """The nearest heat up to the edge of the aligned image, and none beyond it."""
+    size = heat.shape[::-1]
+    spread = cv2.warpAffine(
+        heat, frame, size, flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP, borderMode=cv2.BORDER_REPLICATE
+    )
+    inside = cv2.warpAffine(np.ones(heat.shape, np.uint8), frame, size, flags=cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP)
+    return np.where(inside > 0, spread, np.float32(0))
 
 
 def _blurred(values: Plane, sigma: float) -> Plane:

@@ -21,7 +21,7 @@ from firm.foreground import rule_for
 from firm.holdout import split, wanted
 from firm.images import Preprocessing, resize
 from firm.localiser import Looker, is_grey, kinds_of, metric_of
-from firm.recipes.recipe import Recipe
+from firm.recipes.recipe import Recipe, to_json
 from firm.sisters import sisters
 from firm.streams import stream
 from firm.tiling import Grid
@@ -58,6 +58,7 @@ def foretell(
     if isinstance(recipe.tiling, Grid):
         side = min(recipe.size or data.size, data.train.shape[-1])
         side -= side % recipe.tiling.stride if recipe.pretrained.name else 0  # as preprocessing_of
+        told.append(_looks(recipe, recipe.tiling, side))
         small = resize(data.train[learn], side)
         numbers = numbers_of(recipe, recipe.tiling, grey=is_grey(small))
         if recipe.pretrained.name:
@@ -67,6 +68,13 @@ def foretell(
         if isinstance(recipe.views, PatchPairs) and not recipe.pretrained.name:
             told.append(_offered(recipe, recipe.views, replace(data, train=small), seed=seed))
     return told
+
+
+def _looks(recipe: Recipe, grid: Grid, side: int) -> str:
+    """What is compared, and what is learnt from beside the good images."""
+    made = to_json(recipe.outliers)
+    defects = ", ".join(made.get("sources", [made["kind"]])) if recipe.training.epochs else "none, nothing is trained"
+    return f"patches of {grid.size} px every {grid.stride} px of {side} px; synthetic defects: {defects}"
 
 
 def most_images(recipe: Recipe, side: int, gigabytes: float) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
@@ -9,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from firm.calibration import rate_of
 from firm.types import FirmError
 
 Floats = npt.NDArray[np.float64]
@@ -39,7 +41,8 @@ def auroc_interval(
 ) -> Interval:
     """AUROC with a percentile bootstrap: normal and anomalous images are resampled separately.
 
-    It covers the chance of the test images, not that of the training; seeds show the latter.
+    It covers the chance of the test images, not that of the training; seeds show the latter. Where every resample says
+    the same, as of sides that lie wholly apart, it knows nothing of chance: then independent pairs are counted.
     """
     values, labels = _checked(scores, anomalous)
     rng = np.random.default_rng(seed)
@@ -54,7 +57,10 @@ def auroc_interval(
         drawn[begin : begin + rows] = _weighted_auroc(values, labels, weights)
     tail = (1 - confidence) / 2
     low, high = np.quantile(drawn, [tail, 1 - tail])
-    return Interval(auroc(values, labels), float(low), float(high))
+    found = auroc(values, labels)
+    if low == high:
+        low, high = _paired(found, min(int(labels.sum()), int((~labels).sum())), confidence)
+    return Interval(found, float(low), float(high))
 
 
 def aulc(curve: list[float]) -> float:
@@ -67,6 +73,15 @@ def aulc(curve: list[float]) -> float:
 def mean_std(values: list[float]) -> tuple[float, float]:
     """Mean and sample deviation over seeds; the deviation of a single run is nan, not 0."""
     return fmean(values), stdev(values) if len(values) > 1 else float("nan")
+
+
+def _paired(value: float, pairs: int, confidence: float) -> tuple[float, float]:
+    """What so many pairs, no image in two of them, leave open if this part of them is in order; exact, so wide."""
+    low, high = (
+        rate_of(math.floor(value * pairs), pairs, confidence),
+        rate_of(math.ceil(value * pairs), pairs, confidence),
+    )
+    return low.low, high.high
 
 
 def _weighted_auroc(values: Floats, labels: npt.NDArray[np.bool_], weights: Floats) -> Floats:

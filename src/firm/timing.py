@@ -12,10 +12,11 @@ from torch import Tensor
 
 from firm.choosing import within
 from firm.conditioning import LIGHTS
-from firm.embedding import teaching
+from firm.embedding import FEWEST, MOST_SPARED, SPARED, teaching
 from firm.fitting import conditioned, looker_of
 from firm.foretelling import numbers_of, steps_of
 from firm.localiser import is_grey, kinds_of
+from firm.preferring import BEFORE, BEHIND, THIN
 from firm.recipes.recipe import Recipe
 from firm.restoring import network_of
 from firm.runs import Run
@@ -39,23 +40,32 @@ class Duration:
     features: float  # of a pretrained backbone: good images and synthetic defects
     epoch: float
     epochs: int
+    preferring: float = 0.0  # features before or behind the head, tried on what was spared
     memory: float  # remembering the good patches
     thresholds: float  # looking at what was held out
 
     @property
     def fixed(self) -> float:
         """What does not depend on how long is trained."""
-        return self.choosing + self.features + self.memory + self.thresholds
+        return self.choosing + self.features + self.preferring + self.memory + self.thresholds
 
     @property
     def seconds(self) -> float:
         return self.fixed + self.epochs * self.epoch
 
     def sentence(self) -> str:
-        trained = self.epochs * self.epoch
-        parts = {"features": self.features, "training": trained, "memory": self.memory, "thresholds": self.thresholds}
-        told = ", ".join(f"{name} {seconds / 60:.1f}" for name, seconds in parts.items() if seconds)
-        return f"time: about {self.seconds / 60:.1f} minutes on this machine ({told})"
+        parts = {
+            "features": self.features,
+            "training": self.epochs * self.epoch,
+            "choice of features": self.preferring,
+            "memory": self.memory,
+            "thresholds": self.thresholds,
+        }
+        unit, size, digits = ("minutes", 60, 1) if self.seconds >= 60 else ("seconds", 1, 0)
+        said = {name: f"{seconds / size:.{digits}f}" for name, seconds in parts.items()}
+        told = ", ".join(f"{name} {number}" for name, number in said.items() if float(number))
+        whole = f"time: about {max(2.0, self.seconds) / size:.{digits}f} {unit} on this machine"
+        return f"{whole} ({told})" if told else whole
 
 
 def duration(
@@ -70,13 +80,15 @@ def duration(
     run = Run(tried, task, device=device)
     epoch = _step(run) * steps_of(recipe, images) if epochs else 0.0
     look = _look(tried, run, few)
-    compared = _comparisons(recipe, data) / (SHARE * _speed())
+    speed = SHARE * _speed()
+    compared = _comparisons(recipe, data) / speed
     learnt = bool(recipe.pretrained.name)  # then good images are looked at once, for the training
     return Duration(
         choosing=look * (KNOWN + 2 * INSPECTED) * len(LIGHTS) if "light" in recipe.automatic else 0.0,
         features=embedded * images / len(few.train) if learnt else 0.0,
         epoch=epoch,
         epochs=epochs,
+        preferring=_tried(recipe, data) / speed,
         memory=compared + (0.0 if learnt else look * images),
         thresholds=held_out * (look + compared / images),
     )
@@ -112,14 +124,40 @@ def _comparisons(recipe: Recipe, data: OneClass) -> float:
     """Multiplications of choosing a coreset and of comparing every good patch with those it may be compared with."""
     if not isinstance(recipe.tiling, Grid):
         return 0.0
-    side = min(recipe.size or data.size, data.train.shape[-1])
-    rows, columns = recipe.tiling.shape(side, side)
-    patches, memory = len(data.train) * rows * columns, recipe.memory
+    cells = _cells(recipe.tiling, recipe, data)
+    patches, memory = len(data.train) * cells, recipe.memory
     kept = memory.kept(patches)
-    near = 1.0 if memory.reach < 0 else min(1.0, (2 * memory.reach + 1) ** 2 / (rows * columns))
     chosen = kept if memory.choose == "coreset" and kept < patches else 0
     numbers = numbers_of(recipe, recipe.tiling, grey=is_grey(data.train[:IMAGES]))
-    return sum(numbers[kind] * patches * (chosen + kept * near) for kind in kinds_of(recipe.features))
+    return sum(
+        numbers[kind] * patches * (chosen + kept * _near(memory.reach, cells)) for kind in kinds_of(recipe.features)
+    )
+
+
+def _tried(recipe: Recipe, data: OneClass) -> float:
+    """The same of `firm.preferring.prefer`: known images among themselves, and what was spared with them, twice."""
+    images = len(data.train)
+    left_open = "features" in recipe.automatic and recipe.training.epochs and images >= FEWEST
+    if not left_open or not isinstance(recipe.tiling, Grid) or not recipe.pretrained.name:
+        return 0.0
+    cells, known = _cells(recipe.tiling, recipe, data), min(KNOWN, images)
+    kept = known * cells * (1.0 if recipe.memory.reach >= 0 else THIN) * _near(recipe.memory.reach, cells)
+    spare = min(SPARED * images, MOST_SPARED) * (1 + recipe.outliers.per_inlier)
+    numbers = numbers_of(recipe, recipe.tiling, grey=False)
+    remembered = sum(numbers[kind] for kind in {*kinds_of(BEFORE), *kinds_of(BEHIND)})
+    compared = sum(numbers[kind] for kind in (*kinds_of(BEFORE), *kinds_of(BEHIND)))
+    return cells * kept * (known * remembered + spare * compared)
+
+
+def _cells(grid: Grid, recipe: Recipe, data: OneClass) -> int:
+    side = min(recipe.size or data.size, data.train.shape[-1])
+    rows, columns = grid.shape(side, side)
+    return rows * columns
+
+
+def _near(reach: int, cells: int) -> float:
+    """The part of the remembered patches that a patch may be compared with."""
+    return 1.0 if reach < 0 else min(1.0, (2 * reach + 1) ** 2 / cells)
 
 
 def _speed() -> float:

@@ -10,6 +10,7 @@ from firm.cli.terminal import say
 from firm.errors import FirmError, named
 
 if TYPE_CHECKING:
+    from firm.detector import Detector
     from firm.recipes.recipe import Recipe
     from firm.types import Depth, OneClass
 
@@ -89,6 +90,17 @@ def with_ignored(images: OneClass, data: str, ignore: Path | None) -> OneClass:
     mask = read_ignored(ignore, files_to_learn(data))
     say(f"ignored: {100 * float(mask.float().mean()):.1f} % of the pixels, by {named(ignore)}")
     return replace(images, ignored=mask)
+
+
+def deciding(model: Path, device: str) -> Detector:
+    """The detector, which must have thresholds to decide by."""
+    from firm.calibration_file import beside
+    from firm.detector import Detector
+
+    detector = Detector.load(model, device=device)
+    if detector.calibration is None:
+        raise FirmError(f"{named(beside(model))} is missing; copy it again, or run firm calibrate with good images")
+    return detector
 
 
 def refuse_mixing(folder: Path | None, paths: list[Path]) -> None:

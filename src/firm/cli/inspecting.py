@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from firm.cli.inputs import loaded, refuse_mixing
+from firm.cli.inputs import deciding, loaded, refuse_mixing
 from firm.cli.options import AsJson, Data, Device, Model, Strict, Threads
-from firm.cli.terminal import bar, counting, say, settle, show
+from firm.cli.terminal import bar, counting, decided, say, settle, show
 from firm.errors import FirmError, named
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from firm.types import Truth
 
 CHUNK = 128  # images decoded and scored at once
-CALLED = {"PASS": "normal   ", "REVIEW": "review   ", "FAIL": "anomalous"}
 
 OnChunk = Callable[[int], None]
 
@@ -42,24 +41,23 @@ def score(
     strict: Strict = False,
     as_json: AsJson = False,
 ) -> None:
-    """Score images and call each normal (+1) or anomalous (-1: for REVIEW or FAIL). Higher = more anomalous."""
-    from firm.detector import Detector
+    """Score images and call each +1 (PASS) or -1 (REVIEW or FAIL). Higher = more anomalous.
 
+    For regions, a report and exit codes by verdict there is `firm inspect`.
+    """
     settle(device, threads)
-    detector = Detector.load(model, device=device)
-    limit, rows, left_out = detector.limit, list[dict[str, Any]](), list[str]()
+    detector = deciding(model, device)
+    limit, rows, left_out, reasons = detector.limit, list[dict[str, Any]](), list[str](), list[str]()
     with bar("scoring") as update:
         for some in _suspects(images, detector.preprocessing, maps, strict=strict):
             rows += _scored(detector, some, maps, counting(update, some.total, len(rows) + len(left_out)))
             left_out += some.left_out
+            reasons += some.reasons
     if not rows:
-        raise FirmError(f"none of the images could be read: {left_out[0].removeprefix('left out: ')}")
-    calls = sum(row["label"] == -1 for row in rows)
-    lines = [f"{row['score']:.6f}  {CALLED[row['verdict']]}  {named(row['image'])}" for row in rows]
-    lines.append(f"{calls} of {len(rows)} images above the threshold {limit:.6g}")
-    if limit < detector.decides.fail:
-        failed = sum(row["verdict"] == "FAIL" for row in rows)
-        lines.append(f"{failed} of them above {detector.decides.fail:.6g}, the rest is for review")
+        raise FirmError(f"none of the images could be read: {reasons[0]}")
+    said, by = [row["verdict"] for row in rows], detector.decides
+    lines = [f"{row['verdict']:<6}  {row['score']:.6f}  {named(row['image'])}" for row in rows]
+    lines.append(decided({word: said.count(word) for word in ("PASS", "REVIEW", "FAIL")}, by.review, by.fail))
     if maps is not None:
         lines.append(f"heat maps, in colours from 0 to {2 * limit:.6g}, are in {named(maps)}")
     show({"threshold": limit, "images": rows, "left_out": left_out}, "\n".join(lines), as_json)
@@ -76,6 +74,7 @@ class _Some:
     pixels: Tensor
     pictures: Iterable[npt.NDArray[np.uint8]]  # decoded when they are asked for
     left_out: list[str]
+    reasons: list[str]  # of what is left out
     total: int  # of all images, not of these
 
 
@@ -100,7 +99,8 @@ def _tests(data: str, how: Preprocessing, *, strict: bool) -> Iterator[_Some]:
         numbers = range(begin, begin + len(pixels))
         names, places = [f"{task.name} test {i}" for i in numbers], [Path(f"{i:05d}.png") for i in numbers]
         pictures = (one.expand(3, -1, -1).permute(1, 2, 0).numpy() for one in pixels)
-        yield _Some(names, places, pixels, pictures, [] if begin else left_out, len(task.test))
+        unread = [] if begin else left_out
+        yield _Some(names, places, pixels, pictures, unread, unread, len(task.test))
 
 
 def _files(files: list[Path], paths: list[Path], how: Preprocessing, *, strict: bool) -> Iterator[_Some]:
@@ -114,7 +114,8 @@ def _files(files: list[Path], paths: list[Path], how: Preprocessing, *, strict: 
         pixels, read, skipped = read_files(chunk, how.file_side, depth=how.depth, strict=strict)
         left_out = _told(skipped)
         where, pictures = [place[file] for file in read], (decode(file, how.depth) for file in read)
-        yield _Some([str(file) for file in read], where, pixels, pictures, left_out, len(files))
+        reasons = [reason for _, reason in skipped]
+        yield _Some([str(file) for file in read], where, pixels, pictures, left_out, reasons, len(files))
 
 
 def _told(skipped: Skipped) -> list[str]:
@@ -157,16 +158,15 @@ def evaluate(
 ) -> None:
     """Measure a detector on labelled images.
 
-    AUROC of images and pixels and AUPRO, with 95 % bootstrap intervals, over all defects and for each kind; verdicts
+    AUROC of images and pixels and AUPRO, with 95 % intervals, over all defects and for each kind; verdicts
     by kind, with exact intervals.
     """
     from firm.cli.findings import as_text, as_values
-    from firm.detector import Detector
     from firm.evaluate import evaluation, look, seen_alone, wholly_ignored
     from firm.report.evaluation import write_pictures
 
     settle(device, threads)
-    detector = Detector.load(model, device=device)
+    detector = deciding(model, device)
     images, anomalous, truth, left_out = _labelled(data, detector.preprocessing, strict=strict)
     with bar("scoring") as update:
         seen = look(detector, images, counting(update, len(images)))

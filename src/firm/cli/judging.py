@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from firm.cli.inputs import refuse_mixing
+from firm.cli.inputs import deciding, refuse_mixing
 from firm.cli.options import AsJson, Device, Model, Strict, Threads
-from firm.cli.terminal import bar, counting, say, settle, show
+from firm.cli.terminal import bar, counting, decided, say, settle, show
 from firm.cli.watching import watch_folders
 from firm.errors import FirmError, named
 
 if TYPE_CHECKING:
-    from firm.detector import Detector
     from firm.report.entry import Shown
     from firm.report.inspection import Inspection
     from firm.verdicts import Verdict
@@ -60,7 +59,7 @@ def inspect(
         refuse_mixing(folder, images)
     if watch and (report is None or maps is not None):
         raise FirmError("--watch keeps its decisions and heat maps in the folder of --report; name that one alone")
-    detector = _deciding(model, device)
+    detector = deciding(model, device)
     if watch and report is not None:
         watch_folders(detector, images, report, as_json=as_json)
         return
@@ -83,17 +82,6 @@ def inspect(
         say(f"warning: {sentence}")
     show(_values(batch, page), "\n".join(_lines(batch, page, maps)), as_json)
     raise typer.Exit(exit_code(batch))
-
-
-def _deciding(model: Path, device: str) -> Detector:
-    """The detector, which must have thresholds to decide by."""
-    from firm.calibration_file import beside
-    from firm.detector import Detector
-
-    detector = Detector.load(model, device=device)
-    if detector.calibration is None:
-        raise FirmError(f"{named(beside(model))} is missing; copy it again, or run firm calibrate with good images")
-    return detector
 
 
 def exit_code(batch: Inspection) -> int:
@@ -127,12 +115,8 @@ def _values(batch: Inspection, page: Path | None) -> dict[str, Any]:
 
 
 def _lines(batch: Inspection, page: Path | None, maps: Path | None) -> list[str]:
-    counts, by = batch.counts(), batch.detector.decides
-    lines = [_line(one) for one in batch.verdicts]
-    lines.append(
-        f"{len(batch.verdicts)} images: {counts['PASS']} PASS up to {by.review:.6g}, {counts['REVIEW']} REVIEW, "
-        f"{counts['FAIL']} FAIL above {by.fail:.6g}"
-    )
+    by = batch.detector.decides
+    lines = [*(_line(one) for one in batch.verdicts), decided(batch.counts(), by.review, by.fail)]
     if maps is not None:
         lines.append(f"heat maps, in colours from 0 to {2 * by.review:.6g}, are in {named(maps)}")
     return lines if page is None else [*lines, f"look at {named(page)}"]

@@ -38,6 +38,15 @@ def percent(found: Interval) -> str:
     return f"{100 * found.value:.1f} ({100 * found.low:.1f} to {100 * found.high:.1f})"
 
 
+def decided(counts: dict[str, int], review: float, fail: float) -> str:
+    """How many images have each verdict, and where one begins."""
+    total = sum(counts.values())
+    return (
+        f"{total} image{'' if total == 1 else 's'}: {counts['PASS']} PASS up to {review:.6g}, "
+        f"{counts['REVIEW']} REVIEW, {counts['FAIL']} FAIL above {fail:.6g}"
+    )
+
+
 @contextmanager
 def bar(title: str) -> Iterator[Update]:
     """A progress bar with the time left on standard error."""
