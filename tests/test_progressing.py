@@ -130,8 +130,8 @@ def test_minutes_on_the_command_line(tmp_path, monkeypatch):
     assert json.loads(out)["recipe"]["training"]["epochs"] == 3
 
 
-def test_installed_weights_are_started_from_and_without_them_nothing_is(monkeypatch, tmp_path):
-    for there, found in ((True, "efficientnet-lite0"), (False, None)):
+def test_installed_weights_are_started_from_and_without_them_wavelets_are(monkeypatch, tmp_path):
+    for there, found in ((True, "efficientnet-lite0"), (False, "wavelets")):
         monkeypatch.setattr("firm.backbones.installed", lambda name, there=there: there)
         assert best_encoder(str(tmp_path)) == found
 

@@ -7,10 +7,14 @@ import pytest
 import torch
 
 import contracts
+import drawings
+from firm import Detector
 from firm.backbones import FACTS, WAVELETS, architecture, installed, load_backbone, rebuild
 from firm.backbones.wavelets import CELL, FAINT, FIRST, LEVELS, LOW, SECOND, Wavelets
+from firm.choosing import AROUND, choose
 from firm.cli.learning import preset_with
 from firm.recipes.presets import recipe
+from firm.types import OneClass
 
 ENERGY, BRIGHT, DARK = slice(0, FIRST), slice(FIRST, 2 * FIRST), slice(2 * FIRST, 3 * FIRST)
 
@@ -129,3 +133,34 @@ def test_the_settings_start_where_the_backbone_wants_them():
         "wavelets",
     )
     assert recipe("wavelets").pretrained.name == WAVELETS
+
+
+def small(changes=None):
+    """The preset, cut down to what small screws need."""
+    cheap = {"size": 96, "training.epochs": 3, "pretrained.hidden": [32], "pretrained.out": 16, "automatic": []}
+    cheap |= {"conditioning.foreground.method": "otsu", "encoder.head.hidden": [32], "training.batch": 64}
+    return recipe("wavelets", **cheap | (changes or {}))
+
+
+def test_a_detector_tells_bad_from_good_and_decides_the_same_when_loaded(tmp_path):
+    good, bad = drawings.screws(30).images, drawings.screws(6, defect=True, level=110, seed=9).images
+    detector = Detector.fit(good[:24], recipe=small(), seed=0)
+    assert float(detector.score(bad).min()) > float(detector.score(good[24:]).max())
+    assert detector.card()["origin"]["licence"] == FACTS[WAVELETS].licence
+    detector.save(tmp_path / "a.firm")
+    assert torch.equal(Detector.load(tmp_path / "a.firm").score(bad), detector.score(bad))
+
+
+def test_the_trial_looks_as_the_detector_will(monkeypatch):
+    """What lies around counts in a trial where the fit would count it: compared everywhere, and left to be chosen."""
+    grids = []
+    monkeypatch.setattr(
+        "firm.localiser.Grid.surrounding", lambda grid, scores: grids.append(grid.around) or torch.zeros_like(scores)
+    )
+    images = (noise(12, 64) * 255).byte()
+    data = OneClass("images", images, images[:0], torch.zeros(0, dtype=torch.bool), 64)
+    changes = {"conditioning.foreground.method": "ones", "size": 64, "pretrained.margin": 0, "automatic": ["reach"]}
+    asked = small(changes)
+    chosen = choose(asked, data, seed=0)
+    assert grids == [AROUND]  # of the two reaches that were tried one is everywhere
+    assert chosen.tiling.around == (AROUND if chosen.memory.reach < 0 else 0.0)

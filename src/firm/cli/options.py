@@ -29,15 +29,15 @@ Bits = Annotated[
 Preset = Annotated[
     str | None,
     typer.Option(
-        help="Where the settings start: inspect, patches, whole, parts, fast, paper or authors. "
+        help="Where the settings start: inspect, adapted, wavelets, patches, whole, parts, fast, paper or authors. "
         "Unless given: fast for classes of semantic data sets, inspect for all else.",
     ),
 ]
 Pretrained = Annotated[
     str | None,
     typer.Option(
-        help="Start from pretrained features: efficientnet-lite0, -lite1, -lite2, timm:NAME, or a weights file of "
-        "one of these or a ResNet (.safetensors or .pth). Minutes instead of hours.",
+        help="Start from frozen features: efficientnet-lite0, -lite1, -lite2, timm:NAME, a weights file of one of "
+        "these or a ResNet (.safetensors or .pth), or wavelets, which need no weights. Minutes instead of hours.",
     ),
 ]
 Ignore = Annotated[

@@ -132,7 +132,10 @@ PRETRAINED = PatchTable(
 WAVELETS = PatchTable(
     title="FIRM on wavelets: nothing pretrained",
     base=WAVES,
-    rows={"unadapted": UNADAPTED, **{name: {"positives": name} for name in ("firm", "ntxent", "supcon")}},
+    rows={
+        "unadapted": {**UNADAPTED, "automatic": ("foreground", "align", "reach")},
+        **{name: {"positives": name} for name in ("firm", "ntxent", "supcon")},
+    },
     data=(SCREW, TILE, *PARTS),
     looks=dict.fromkeys(("firm", "ntxent", "supcon"), SCORED),
 )
@@ -172,7 +175,7 @@ PRETRAINED_ABLATION = PatchTable(
 PROMISES = PatchTable(
     title="Promised and realised false calls",
     base=ADAPTED,
-    rows={"pretrained": {}, "from scratch": {}},
+    rows={"pretrained": {}, "wavelets": {}, "from scratch": {}},
     data=(SCREW, TILE, *PARTS),
 )
 MAIN = PatchTable(title="AUROC results on MVTec-AD", base=PATCHES, rows={"firm": {}}, data=MVTEC)
@@ -216,7 +219,7 @@ def patch_experiment(table: PatchTable, data: str, row: str, scale: str, seed: i
     if table is CURVE:
         return _curve(data, row, changes, scale, seed)
     if table is PROMISES:
-        recipe = INSPECT if row == "from scratch" else ADAPTED
+        recipe = {"pretrained": ADAPTED, "wavelets": WAVES, "from scratch": INSPECT}[row]
         recipe = change(recipe, {"training.epochs": 1}) if scale == "smoke" else recipe
         return PatchExperiment(data=data, row=row, recipe=recipe, seed=seed, side=side, looks={"promised": {}})
     recipe = change(table.base, changes)
