@@ -25,8 +25,8 @@ from firm.localiser import (
     is_grey,
     kinds_of,
     look_at,
-    metric_of,
     object_part,
+    remembering,
 )
 from firm.tiling import TILINGS, Grid, Whole
 from firm.types import FirmError, Statistics, Tiling
@@ -196,8 +196,9 @@ def test_a_remembered_image_is_at_no_distance_but_for_rounding(level):
 
 def test_features_are_compared_by_direction_and_pixels_as_they_are():
     memory = Memory(keep=0.5, reach=2)
-    assert metric_of(memory, "encoder") == metric_of(memory, "projection") == memory
-    assert metric_of(memory, "pixels") == replace(memory, metric="l2")
+    assert remembering(memory, "encoder") == memory
+    assert remembering(replace(memory, choose="coreset"), "projection") == replace(memory, choose="random")
+    assert remembering(memory, "pixels") == replace(memory, metric="l2")
     with pytest.raises(FirmError, match=r"memory\.metric is 'l1'; use one of cosine, l2"):
         Memory(metric="l1")
 

@@ -241,7 +241,7 @@ class Localiser:
                     for name, value in tensors.items()
                     if name.startswith(f"{kind}.")
                 },
-                metric_of(memory, kind),
+                remembering(memory, kind),
             )
             for kind in kinds
         }
@@ -256,8 +256,13 @@ def kinds_of(features: str) -> tuple[str, ...]:
     return kinds
 
 
-def metric_of(memory: Memory, kind: str) -> Memory:
-    """What was learnt is compared by its direction; pixels and features as they are by their difference."""
+def remembering(memory: Memory, kind: str) -> Memory:
+    """What was learnt is compared by its direction; pixels and features as they are by their difference.
+
+    Behind the head good patches lie together, and a coreset would keep just those that stray: a random part serves.
+    """
+    if kind == "projection":
+        return replace(memory, choose="random")
     return memory if kind in LEARNT else memory.with_metric("l2")
 
 
@@ -290,7 +295,7 @@ def fit_localiser(
     free = None if hidden is None else object_part(look.grid, ~hidden)
     told = None if free is None else free > 0
     banks = {
-        kind: fit_bank(features, metric_of(memory, kind), rng=stream(seed, "bank", kind), parts=parts, seen=told)
+        kind: fit_bank(features, remembering(memory, kind), rng=stream(seed, "bank", kind), parts=parts, seen=told)
         for kind, features in seen.items()
     }
     present = _present(object_part(look.grid, ready.foreground), free) if memory.reach >= 0 else None

@@ -19,7 +19,7 @@ from firm.bank import Bank, fit_bank
 from firm.cells import CellTask, Spare
 from firm.choosing import WORTH
 from firm.encoder import Network
-from firm.localiser import Localiser, Seen, kinds_of, metric_of, object_part
+from firm.localiser import Localiser, Seen, kinds_of, object_part, remembering
 from firm.metrics import auroc
 from firm.recipes.recipe import Recipe
 from firm.streams import stream
@@ -87,7 +87,7 @@ def _remembered(recipe: Recipe, known: Seen, seed: int) -> dict[str, Bank]:
     keep = 1.0 if recipe.memory.reach >= 0 else THIN
     memory = replace(recipe.memory, keep=keep, choose="random")
     return {
-        kind: fit_bank(features, metric_of(memory, kind), rng=stream(seed, "preferring", kind))
+        kind: fit_bank(features, remembering(memory, kind), rng=stream(seed, "preferring", kind))
         for kind, features in known.items()
     }
 
