@@ -31,7 +31,7 @@ SETTINGS = {
     "encoder.width": 8,
     "encoder.head.hidden": (16,),
     "encoder.head.out": 8,
-    "training.epochs": 8,
+    "training.epochs": 4,
     "training.batch": 8,
     "size": 16,
     "outliers": "rotations",
@@ -102,7 +102,7 @@ def assert_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor])
 def test_killed_at_random_points_ends_bit_equal(parts: Path, whole: dict, tmp_path: Path) -> None:
     out = tmp_path / "model.firm"
     chance = random.Random(7)
-    for floor in (10, 80):
+    for floor in (10, 40):
         process = start_until(parts, out, floor)
         time.sleep(chance.uniform(0, 0.15))
         process.kill()
@@ -160,18 +160,16 @@ def test_a_training_on_patches_with_outliers_used_again_ends_bit_equal(tmp_path:
     assert_equal(ours, theirs)
 
 
-@pytest.mark.parametrize(("kind", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_asked_to_stop_it_checkpoints_and_says_so(
-    kind: int, code: int, parts: Path, whole: dict, tmp_path: Path
-) -> None:
+def test_asked_to_stop_it_checkpoints_and_says_so(parts: Path, whole: dict, tmp_path: Path) -> None:
     out = tmp_path / "model.firm"
-    process = start_until(parts, out, 20)
-    process.send_signal(kind)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == code, errors
-    assert "run the same command again" in errors
-    assert (tmp_path / "model.firm.run" / CHECKPOINT).exists()
-    assert not out.exists()
+    for kind, code, step in ((signal.SIGTERM, 143, 20), (signal.SIGINT, 130, 40)):
+        process = start_until(parts, out, step)
+        process.send_signal(kind)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == code, errors
+        assert "run the same command again" in errors
+        assert (tmp_path / "model.firm.run" / CHECKPOINT).exists()
+        assert not out.exists()
     assert_equal(finish(parts, out), whole)
 
 
