@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from firm.bench import FINAL, result_path, results, run_missing
+from firm.bench_patches import conduct_patches, patch_line
 from firm.bench_promises import conduct_promise, promise_line
 from firm.metrics import aulc
 from firm.recipes.experiment import Experiment
@@ -21,6 +22,7 @@ from firm.recipes.industrial import PATCH_TABLES, PROMISES, patch_experiment, pa
 from firm.recipes.recipe import change, to_json
 from firm.recipes.tables import TABLES, experiment, plan
 from firm.report.curves import draw_curves
+from firm.report.industrial import patch_report
 from firm.report.promises import promise_report
 from firm.report.tables import published, report
 from firm.types import FirmError
@@ -225,3 +227,23 @@ def test_every_stored_result_is_found_by_a_table() -> None:
     named |= {one.name for table in PATCH_TABLES.values() for one in patch_plan(table, "short", seeds)}
     assert stored
     assert stored <= named, sorted(stored - named)
+
+
+def test_the_seconds_of_what_was_begun_before_are_not_told(tmp_path: Path) -> None:
+    """Features that lay there already cost this run nothing, so its time is not that of a fit."""
+    table = PATCH_TABLES["patches"]
+    one = patch_experiment(table, "drawn:plate", "pixels", "smoke", 0)
+    tiny = dataclasses.replace(one, recipe=change(one.recipe, {"automatic": (), "size": 64}), side=64)
+    left = tmp_path / "work" / tiny.name / "features"
+    left.mkdir(parents=True)
+    list(run_missing([tiny], tmp_path, tmp_path / "work", by=conduct_patches, line=patch_line))
+    stored = json.loads(result_path(tmp_path, tiny).read_text())
+    assert stored["resumed"]
+    told = {}
+    for resumed in (True, False):
+        result_path(tmp_path, one).write_text(json.dumps(stored | {"resumed": resumed}))
+        page = patch_report({"patches": table}, "smoke", [0], tmp_path)
+        (row,) = [text for text in page.splitlines() if text.startswith("| pixels | 1 | ") and "[" in text]
+        told[resumed] = row.strip("| ").split(" | ")[-2]
+    assert told[True] == "-"
+    assert float(told[False]) >= 0

@@ -27,7 +27,7 @@ from firm.proving import prove
 from firm.recipes.industrial import PatchExperiment
 from firm.recipes.recipe import Recipe, change, to_json
 from firm.restoring import network_of
-from firm.runs import Run
+from firm.runs import CLAIM, Run
 from firm.sisters import sisters
 from firm.types import OneClass
 
@@ -49,6 +49,7 @@ def conduct_patches(
     data, kept = _kept_back(data) if experiment.proof else (data, data.train[:0])
     forget_peak()
     settled, choosing = _settled(experiment, data, tell)
+    begun = work.is_dir() and any(path.name != CLAIM for path in work.iterdir())
     recipe, started = _lasting(experiment, settled, data), time.process_time()
     task = teaching(recipe, data, seed=experiment.seed, device=device, folder=work)
     prepared = choosing + time.process_time() - started
@@ -78,7 +79,7 @@ def conduct_patches(
         "prepare_seconds": round(prepared, 1),
         "training_seconds": round(run.seconds, 1),
         "peak_megabytes": peak_megabytes(),
-        "resumed": run.resumed_at > 0,
+        "resumed": begun or run.resumed_at > 0,  # some of it was there already, so its seconds are not all
         "origin": origin(device),
     }
 

@@ -34,6 +34,7 @@ from firm.types import FirmError, Stopped
 
 CHECKPOINT = "checkpoint.safetensors"
 HISTORY = "history.jsonl"
+CLAIM = "claim"
 
 
 class History:
@@ -179,7 +180,7 @@ def asked_to_stop() -> Iterator[list[int]]:
 
 
 @contextmanager
-def claim(folder: Path, name: str = "claim") -> Iterator[bool]:
+def claim(folder: Path, name: str = CLAIM) -> Iterator[bool]:
     """True for the one process that may work in this folder, or on what is claimed by that name in it.
 
     The claim dies with its owner.

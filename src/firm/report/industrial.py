@@ -120,7 +120,7 @@ def _rest(look: str, runs: list[Result], head: tuple[str, ...]) -> list[str]:
     finals = [run["final"][look] for run in runs]
     cells: list[str] = []
     if WHOLE[0] in head:
-        known = [run for run in runs if run.get("peak_megabytes")]
+        known = [run for run in runs if run.get("peak_megabytes") and not run["resumed"]]
         steps = ("prepare_seconds", "training_seconds")
         seconds = [sum(run[step] for step in steps) + run["final"][look]["remember_seconds"] for run in known]
         told = [f"{mean_std(seconds)[0] / 60:.1f}", f"{max(run['peak_megabytes'] for run in known)}"] if known else []
