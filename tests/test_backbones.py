@@ -695,7 +695,7 @@ def test_stored_weights_that_do_not_fit_are_refused():
     with pytest.raises(FirmError) as error:
         rebuild(description | {"deepest": 3}, tensors)
     assert str(error.value) == (
-        "the stored weights are not those of resnet18: it has no 'layer2.0.conv1.weight'; store the detector again"
+        "the stored weights are not those of resnet18: it has no 'layer2.0.conv1.weight'; fit the detector again"
     )
     with pytest.raises(FirmError, match="this firm has no backbone 'resnet99'; upgrade firm to use it"):
         rebuild(description | {"name": "resnet99"}, tensors)

@@ -9,12 +9,14 @@ import torch
 import contracts
 import drawings
 from firm import Detector
+from firm.adaptor import cell_features
 from firm.backbones import FACTS, WAVELETS, architecture, installed, load_backbone, rebuild
 from firm.backbones.wavelets import CELL, FAINT, FIRST, LEVELS, LOW, SECOND, Wavelets
 from firm.choosing import AROUND, choose
 from firm.cli.learning import preset_with
 from firm.recipes.presets import recipe
-from firm.types import OneClass
+from firm.tiling import Grid
+from firm.types import FirmError, OneClass
 
 ENERGY, BRIGHT, DARK = slice(0, FIRST), slice(FIRST, 2 * FIRST), slice(2 * FIRST, 3 * FIRST)
 
@@ -28,6 +30,12 @@ def stripes(angle, side=64, contrast=0.2):
     y, x = torch.meshgrid(torch.arange(side).float(), torch.arange(side).float(), indexing="ij")
     wave = torch.cos(2 * math.pi * (x * math.cos(angle) + y * math.sin(angle)) / 4)
     return (0.5 + contrast * wave).expand(1, 3, side, side)
+
+
+def finished(image):
+    """All stages as a detector of patches of one cell sees them."""
+    trunk = Wavelets()
+    return [trunk.finished(number, stage) for number, stage in enumerate(trunk.stages(image), 1)]
 
 
 def middle(stage):
@@ -52,7 +60,7 @@ def test_filters_answer_to_no_even_surface_and_have_one_length():
 
 def test_energies_and_lines_are_those_of_plain_loops():
     image = noise(seed=3)
-    found = Wavelets().stages(image)[0][0]
+    found = finished(image)[0][0]
     grey = np.pad(image[0].mean(0).numpy().astype(np.float64), 3, mode="reflect")
     filters = Wavelets().lines[:, 0].numpy().astype(np.float64)
     row, column = 0, 5  # at the border, where the image is mirrored
@@ -71,12 +79,12 @@ def test_energies_and_lines_are_those_of_plain_loops():
 
 @pytest.mark.parametrize("number", range(FIRST))
 def test_stripes_are_found_by_the_filter_that_lies_like_them(number):
-    energy = middle(Wavelets().stages(stripes(math.pi * number / FIRST))[0])[ENERGY]
+    energy = middle(finished(stripes(math.pi * number / FIRST))[0])[ENERGY]
     assert int(energy.argmax()) == number
 
 
 def test_twice_the_contrast_is_one_step_in_all_energies():
-    weak, strong = (middle(Wavelets().stages(stripes(0.3, contrast=part))[0])[ENERGY] for part in (0.2, 0.4))
+    weak, strong = (middle(finished(stripes(0.3, contrast=part))[0])[ENERGY] for part in (0.2, 0.4))
     clear = weak > math.log(20 * FAINT)
     assert int(clear.sum()) >= 4
     assert torch.allclose((strong - weak)[clear], torch.tensor(math.log(2)), atol=0.03)
@@ -85,15 +93,15 @@ def test_twice_the_contrast_is_one_step_in_all_energies():
 def test_a_dark_line_is_not_a_bright_one():
     image = torch.full((1, 3, 64, 64), 0.5)
     image[..., 36:38] = 0.1
-    stage = Wavelets().stages(image)[1][0, :, 4, 4]  # of the copy of half the size, in which it is a pixel wide
+    stage = finished(image)[1][0, :, 4, 4]  # of the copy of half the size, in which it is a pixel wide
     assert float(stage[DARK][0]) > float(stage[BRIGHT][0]) + 0.2
-    lit = Wavelets().stages(1 - image)[1][0, :, 4, 4]
+    lit = finished(1 - image)[1][0, :, 4, 4]
     torch.testing.assert_close(lit[DARK], stage[BRIGHT], atol=1e-4, rtol=0)
 
 
 def test_an_even_surface_has_brightness_and_colour_alone():
     colour = torch.tensor([0.6, 0.3, 0.2])
-    stages = Wavelets().stages(colour.view(1, 3, 1, 1).expand(1, 3, 64, 64))
+    stages = finished(colour.view(1, 3, 1, 1).expand(1, 3, 64, 64))
     for stage in stages[:-1]:
         torch.testing.assert_close(stage, torch.full_like(stage, math.log(FAINT)), atol=1e-2, rtol=0)
     lows = stages[-1][0, -9:].unflatten(0, (3, 3))
@@ -103,8 +111,18 @@ def test_an_even_surface_has_brightness_and_colour_alone():
 
 def test_what_moves_by_a_cell_is_seen_a_cell_further():
     image = noise(side=128, seed=5)
-    here, there = (Wavelets().stages(part)[0] for part in (image[..., :96], image[..., 8:104]))
+    here, there = (finished(part)[0] for part in (image[..., :96], image[..., 8:104]))
     torch.testing.assert_close(here[..., 5:-3], there[..., 4:-4], atol=1e-5, rtol=0)
+
+
+def test_energies_are_averaged_over_a_patch_before_their_logarithm_is_taken():
+    image = (noise(side=64, seed=2) * 255).byte()
+    settings = recipe("wavelets", **{"pretrained.margin": 0}).pretrained
+    found = cell_features(load_backbone(WAVELETS), settings, Grid(size=CELL, stride=CELL), image)[0, 4, 4]
+    stages = Wavelets().stages(image.float() / 255)
+    means = [stage[0, :, 3:6, 3:6].mean((1, 2)) for stage in stages]
+    expected = torch.cat([(torch.cat(means)[:-9] + FAINT).log(), means[-1][-9:]])
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
 def test_fewer_stages_are_the_first_ones_of_all():
@@ -114,6 +132,8 @@ def test_fewer_stages_are_the_first_ones_of_all():
     assert every.deepest == LEVELS
     for few, all_of_them in zip(some.stages(image), every.stages(image), strict=False):
         assert torch.equal(few, all_of_them)
+    kept = some.stages(image)[1]
+    assert torch.equal(some.finished(2, kept), every.finished(2, kept))
 
 
 def test_it_needs_no_file_and_comes_back_from_what_was_stored():
@@ -124,6 +144,13 @@ def test_it_needs_no_file_and_comes_back_from_what_was_stored():
     assert (again.digest, again.deepest) == (backbone.digest, 3)
     for name, value in again.state_dict().items():
         assert torch.equal(value, tensors[name])
+
+
+def test_detectors_of_wavelets_whose_logarithms_came_first_are_refused():
+    backbone = load_backbone(WAVELETS)
+    tensors = {name: value for name, value in backbone.state_dict().items() if "faint" not in name}
+    with pytest.raises(FirmError, match="faint"):
+        rebuild(architecture(backbone), tensors)
 
 
 def test_the_settings_start_where_the_backbone_wants_them():

@@ -148,7 +148,8 @@ def cell_features(
     for pool in (settings.pool, settings.context) if settings.context else (settings.pool,):
         for stage in settings.stages_of(backbone.facts):
             at_cells = _at_stride(found[stage - 1], ready.shape[-1] // grid.stride, pool, margin=settings.margin > 0)
-            parts.append(at_cells[:, :, first : first + rows, first : first + columns])
+            own = at_cells[:, :, first : first + rows, first : first + columns]
+            parts.append(backbone.finished(stage, own))
     return torch.cat(parts, dim=1).permute(0, 2, 3, 1).float().cpu()
 
 

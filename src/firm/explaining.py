@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import UInt8
 
+from firm.bank import Bank
 from firm.detector import Detector
 from firm.verdicts import Examined
 
@@ -16,11 +17,15 @@ Pixels = npt.NDArray[np.uint8]
 def most_similar(detector: Detector, found: Examined) -> UInt8[Pixels, "h w 3"] | None:
     """The good part whose patch is nearest to the worst one, moved so that it lies as the picture does.
 
-    None of a detector that looks at whole images, and where the picture of that part was not kept.
+    None of a detector that looks at whole images or remembers no patches, and where the picture of that part was not
+    kept.
     """
     if detector.localiser is None or found.look is None:
         return None
-    kind, bank = next(iter(detector.localiser.banks.items()))
+    banks = {kind: one for kind, one in detector.localiser.banks.items() if isinstance(one, Bank)}
+    if not banks:
+        return None
+    kind, bank = next(iter(banks.items()))
     worst = int(found.look.cells.flatten().argmax())
     image, cell = bank.nearest(found.look.seen[kind][0].flatten(0, 1)[worst], worst)
     good = detector.examples.picture(image)

@@ -20,7 +20,7 @@ from firm.encoder import Network
 from firm.foreground import rule_for
 from firm.holdout import split, wanted
 from firm.images import Preprocessing, resize
-from firm.localiser import Looker, is_grey, kinds_of, remembering
+from firm.localiser import MEANT, Looker, is_grey, kinds_of, remembering
 from firm.recipes.recipe import Recipe, to_json
 from firm.sisters import sisters
 from firm.streams import stream
@@ -117,6 +117,9 @@ def _banks(recipe: Recipe, grid: Grid, small: UInt8[Tensor, "n c h w"], numbers:
     told = []
     for kind in kinds_of(recipe.features):
         memory = remembering(recipe.memory, kind)
+        if kind == MEANT:
+            told.append(f"{kind}: the mean of the good patches, {numbers[kind]} numbers")
+            continue
         told.append(f"{kind} {cost(len(small), *shape, memory.keys(torch.zeros(1, numbers[kind])).shape[1], memory)}")
     return told
 

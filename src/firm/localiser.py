@@ -19,12 +19,14 @@ from firm.bank import Bank, Memory, fit_bank
 from firm.conditioning import Conditioned
 from firm.encoder import Network, ResNet18
 from firm.images import Preprocessing
+from firm.prototype import Prototype, fit_prototype
 from firm.streams import stream
 from firm.tiling import Grid
 from firm.types import FirmError, Located
 
 KINDS = ("encoder", "projection", "pixels", "backbone")  # learnt; where it was taught; as they are; before adapting
 LEARNT = ("encoder", "projection")
+MEANT = "projection"  # compared with the mean of the good ones
 TILES = 512  # patches embedded at once
 PIXELS = 256  # numbers to a patch of plain pixels; larger patches are averaged down to it
 CHUNK = 16  # images looked at together
@@ -171,7 +173,7 @@ class Localiser:
     """The banks of good patches, and how much of each cell is object in good images."""
 
     grid: Grid
-    banks: dict[str, Bank]
+    banks: dict[str, Bank | Prototype]
     present: Float[Tensor, "r c"]
 
     def cells(
@@ -234,17 +236,12 @@ class Localiser:
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], grid: Grid, memory: Memory, kinds: tuple[str, ...]) -> Localiser:
         """The localiser whose `tensors` these are."""
-        banks = {
-            kind: Bank.from_tensors(
-                {
-                    name.removeprefix(f"{kind}."): value
-                    for name, value in tensors.items()
-                    if name.startswith(f"{kind}.")
-                },
-                remembering(memory, kind),
-            )
-            for kind in kinds
-        }
+        banks: dict[str, Bank | Prototype] = {}
+        for kind in kinds:
+            parts = {name.removeprefix(f"{kind}."): one for name, one in tensors.items() if name.startswith(f"{kind}.")}
+            # behind the head detectors once remembered a part of the good patches: those decide as they did
+            made = Prototype if kind == MEANT and "vectors" not in parts else Bank
+            banks[kind] = made.from_tensors(parts, remembering(memory, kind))
         return cls(grid, banks, tensors["present"])
 
 
@@ -257,13 +254,24 @@ def kinds_of(features: str) -> tuple[str, ...]:
 
 
 def remembering(memory: Memory, kind: str) -> Memory:
-    """What was learnt is compared by its direction; pixels and features as they are by their difference.
-
-    Behind the head good patches lie together, and a coreset would keep just those that stray: a random part serves.
-    """
-    if kind == "projection":
-        return replace(memory, choose="random")
+    """What was learnt is compared by its direction; pixels and features as they are by their difference."""
     return memory if kind in LEARNT else memory.with_metric("l2")
+
+
+def remember(
+    kind: str,
+    features: Float[Tensor, "n r c d"],
+    memory: Memory,
+    *,
+    rng: torch.Generator,
+    parts: Int[Tensor, " n"] | None = None,
+    seen: Bool[Tensor, "n r c"] | None = None,
+) -> Bank | Prototype:
+    """What patches are compared with: a bank of good ones, or behind the head, where those lie together, their mean."""
+    settings = remembering(memory, kind)
+    if kind == MEANT:
+        return fit_prototype(features, settings, parts=parts, seen=seen)
+    return fit_bank(features, settings, rng=rng, parts=parts, seen=seen)
 
 
 @runtime_checkable
@@ -295,7 +303,7 @@ def fit_localiser(
     free = None if hidden is None else object_part(look.grid, ~hidden)
     told = None if free is None else free > 0
     banks = {
-        kind: fit_bank(features, remembering(memory, kind), rng=stream(seed, "bank", kind), parts=parts, seen=told)
+        kind: remember(kind, features, memory, rng=stream(seed, "bank", kind), parts=parts, seen=told)
         for kind, features in seen.items()
     }
     present = _present(object_part(look.grid, ready.foreground), free) if memory.reach >= 0 else None

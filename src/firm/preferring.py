@@ -15,12 +15,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from firm.adaptor import Adapted, CellLooker
-from firm.bank import Bank, fit_bank
+from firm.bank import Bank
 from firm.cells import CellTask, Spare
 from firm.choosing import WORTH
 from firm.encoder import Network
-from firm.localiser import Localiser, Seen, kinds_of, object_part, remembering
+from firm.localiser import Localiser, Seen, kinds_of, object_part, remember
 from firm.metrics import auroc
+from firm.prototype import Prototype
 from firm.recipes.recipe import Recipe
 from firm.streams import stream
 from firm.tiling import Grid
@@ -82,13 +83,12 @@ def _told_apart(recipe: Recipe, look: CellLooker, task: CellTask, spare: Spare, 
     return found
 
 
-def _remembered(recipe: Recipe, known: Seen, seed: int) -> dict[str, Bank]:
+def _remembered(recipe: Recipe, known: Seen, seed: int) -> dict[str, Bank | Prototype]:
     """Banks of a few good images: as the detector's will be, but small."""
     keep = 1.0 if recipe.memory.reach >= 0 else THIN
     memory = replace(recipe.memory, keep=keep, choose="random")
     return {
-        kind: fit_bank(features, remembering(memory, kind), rng=stream(seed, "preferring", kind))
-        for kind, features in known.items()
+        kind: remember(kind, features, memory, rng=stream(seed, "preferring", kind)) for kind, features in known.items()
     }
 
 

@@ -15,7 +15,7 @@ from firm.conditioning import LIGHTS
 from firm.embedding import FEWEST, MOST_SPARED, SPARED, teaching
 from firm.fitting import conditioned, looker_of
 from firm.foretelling import numbers_of, steps_of
-from firm.localiser import is_grey, kinds_of
+from firm.localiser import MEANT, is_grey, kinds_of
 from firm.preferring import BEFORE, BEHIND, THIN
 from firm.recipes.recipe import Recipe
 from firm.restoring import network_of
@@ -129,9 +129,8 @@ def _comparisons(recipe: Recipe, data: OneClass) -> float:
     kept = memory.kept(patches)
     chosen = kept if memory.choose == "coreset" and kept < patches else 0
     numbers = numbers_of(recipe, recipe.tiling, grey=is_grey(data.train[:IMAGES]))
-    return sum(
-        numbers[kind] * patches * (chosen + kept * _near(memory.reach, cells)) for kind in kinds_of(recipe.features)
-    )
+    searched = sum(numbers[kind] for kind in kinds_of(recipe.features) if kind != MEANT)
+    return searched * patches * (chosen + kept * _near(memory.reach, cells))
 
 
 def _tried(recipe: Recipe, data: OneClass) -> float:
@@ -144,8 +143,8 @@ def _tried(recipe: Recipe, data: OneClass) -> float:
     kept = known * cells * (1.0 if recipe.memory.reach >= 0 else THIN) * _near(recipe.memory.reach, cells)
     spare = min(SPARED * images, MOST_SPARED) * (1 + recipe.outliers.per_inlier)
     numbers = numbers_of(recipe, recipe.tiling, grey=False)
-    remembered = sum(numbers[kind] for kind in {*kinds_of(BEFORE), *kinds_of(BEHIND)})
-    compared = sum(numbers[kind] for kind in (*kinds_of(BEFORE), *kinds_of(BEHIND)))
+    tried = [kind for kind in (*kinds_of(BEFORE), *kinds_of(BEHIND)) if kind != MEANT]
+    remembered, compared = sum(numbers[kind] for kind in set(tried)), sum(numbers[kind] for kind in tried)
     return cells * kept * (known * remembered + spare * compared)
 
 

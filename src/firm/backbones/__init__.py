@@ -68,6 +68,11 @@ class Backbone(nn.Module):
         portions = [self.trunk.stages(portion) for portion in images.split(at_once)]
         return [torch.cat(stage) for stage in zip(*portions, strict=True)]
 
+    @torch.no_grad()
+    def finished(self, stage: int, averaged: Float[Tensor, "n c r s"]) -> Float[Tensor, "n c r s"]:
+        """A stage, counted from 1, that was averaged over patches: of a network that is it, of wavelets not yet."""
+        return self.trunk.finished(stage, averaged) if isinstance(self.trunk, Wavelets) else averaged
+
 
 def load_backbone(name_or_file: str, *, deepest: int = STAGES, fold: bool = True) -> Backbone:
     """A backbone by name (FACTS), from timm ("timm:NAME"), or from a weights file, whose kind is recognised.
@@ -111,7 +116,7 @@ def rebuild(description: Card, tensors: dict[str, Tensor]) -> Backbone:
     stored = {key.removeprefix("trunk."): value for key, value in tensors.items()}
     wrong = differences(trunk, stored)
     if wrong:
-        raise FirmError(f"the stored weights are not those of {name}: {wrong[0]}; store the detector again")
+        raise FirmError(f"the stored weights are not those of {name}: {wrong[0]}; fit the detector again")
     fill(trunk, stored)
     return Backbone(trunk, facts, deepest=deepest, digest=description["digest"], folded=folded)
 

@@ -2,8 +2,8 @@
 
 Oriented filters of one shape look at the image and at ever coarser copies of it. What a filter finds is kept as energy,
 as dark and as bright lines, and the energies are looked at once more by the same filters, coarser by a factor of two:
-the first two orders of a scattering transform. All of it is averaged over cells of 8 px and counted in logarithms, so
-that twice the contrast is the same step everywhere.
+the first two orders of a scattering transform. All of it is averaged over cells of 8 px, then over those of a patch,
+and only then counted in logarithms, so that twice the contrast is the same step everywhere.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ FIRST, SECOND = 8, 4  # orientations
 FAINT = 1e-3  # of full contrast: fainter than any camera's noise
 LOW = 4.0  # weight of brightness, whose spread is smaller than that of the logarithms
 LOWS = (1, 2, 4)  # cells over which brightness is averaged
-CHANNELS = (*[3 * FIRST + 4 + FIRST * SECOND] * (LEVELS - 1), 3 * FIRST + 2 + 3 * len(LOWS))
+BRIGHTNESS = 3 * len(LOWS)  # numbers that are no energies: the last of the last stage
+CHANNELS = (*[3 * FIRST + 4 + FIRST * SECOND] * (LEVELS - 1), 3 * FIRST + 2 + BRIGHTNESS)
 
 
 class Wavelets(nn.Module):
@@ -36,6 +37,7 @@ class Wavelets(nn.Module):
     lines: Tensor
     coarse: Tensor
     blur: Tensor
+    faint: Tensor
 
     def __init__(self, *, deepest: int = LEVELS) -> None:
         super().__init__()
@@ -44,9 +46,10 @@ class Wavelets(nn.Module):
         self.register_buffer("coarse", _filters(SECOND).repeat(FIRST, 1, 1, 1))
         taps = torch.tensor([1.0, 4.0, 6.0, 4.0, 1.0]) / 16
         self.register_buffer("blur", (taps[:, None] * taps)[None, None])
+        self.register_buffer("faint", torch.tensor(FAINT))
 
     def stages(self, images: Float[Tensor, "n 3 h w"]) -> list[Tensor]:
-        """Energies, bright and dark lines and spots of each copy, n, c, r, s, at cells of 8 px."""
+        """Energies, bright and dark lines and spots of each copy, n, c, r, s, at cells of 8 px; not yet `finished`."""
         copy = images.mean(1, keepdim=True).contiguous()
         found = []
         for level in range(self.deepest):
@@ -61,6 +64,11 @@ class Wavelets(nn.Module):
             copy = F.avg_pool2d(smooth, 2)
         return found
 
+    def finished(self, stage: int, averaged: Float[Tensor, "n c r s"]) -> Float[Tensor, "n c r s"]:
+        """A stage, counted from 1, averaged over patches: its energies in logarithms, brightness and colour as is."""
+        energies = averaged.shape[1] - (BRIGHTNESS if stage == LEVELS else 0)
+        return torch.cat([(averaged[:, :energies] + self.faint).log(), averaged[:, energies:]], 1)
+
     def _first(self, copy: Float[Tensor, "n 1 h w"], base: Float[Tensor, "n 1 h w"], within: int) -> list[Tensor]:
         """The energy of every orientation at each pixel; then, cell by cell, what it comes to, its lines, and spots."""
         even, odd = _convolved(copy, self.lines).unflatten(1, (2, FIRST)).unbind(1)
@@ -68,15 +76,15 @@ class Wavelets(nn.Module):
         spots = copy - base
         spots = torch.cat([spots, -spots], 1).relu()
         lines = torch.cat([energy, even.relu(), (-even).relu(), spots], 1)
-        parts = [energy, _faded(F.avg_pool2d(lines, within))]
-        return parts if within == 1 else [*parts, _faded(F.max_pool2d(spots, within))]
+        parts = [energy, F.avg_pool2d(lines, within)]
+        return parts if within == 1 else [*parts, F.max_pool2d(spots, within)]
 
     def _second(self, energy: Float[Tensor, "n o h w"], within: int) -> Float[Tensor, "n _ r s"]:
         """How the energy of every orientation itself varies, one octave coarser."""
         even, odd = (
             _convolved(F.avg_pool2d(energy, 2), self.coarse, groups=FIRST).unflatten(1, (FIRST, 2, SECOND)).unbind(2)
         )
-        return _faded(F.avg_pool2d((even.square() + odd.square()).sqrt().flatten(1, 2), within // 2))
+        return F.avg_pool2d((even.square() + odd.square()).sqrt().flatten(1, 2), within // 2)
 
     def _smooth(self, copy: Float[Tensor, "n 1 h w"]) -> Float[Tensor, "n 1 h w"]:
         return _convolved(copy, self.blur)
@@ -101,10 +109,6 @@ def _convolved(images: Float[Tensor, "n c h w"], filters: Float[Tensor, "f 1 s s
     """Of the same size; beyond the border the image is mirrored, for zeros would be an edge."""
     margin = filters.shape[-1] // 2
     return F.conv2d(F.pad(images, (margin,) * 4, mode="reflect"), filters, groups=groups)
-
-
-def _faded(values: Float[Tensor, "n c r s"]) -> Float[Tensor, "n c r s"]:
-    return (values + FAINT).log()
 
 
 def _lows(images: Float[Tensor, "n 3 h w"]) -> list[Tensor]:
