@@ -326,7 +326,7 @@ def test_the_row_of_patchcore_weighs_as_patchcore_does():
 
 
 def test_the_disk_a_fit_will_take_is_foretold():
-    asked = change(ADAPTED, {"automatic": [], "size": SIDE, "pretrained.versions": 2, "outliers.per_inlier": 3})
+    asked = change(ADAPTED, {"automatic": [], "size": SIDE, "pretrained.versions": 2, "outliers": "mixed"})
     told = foretell(asked, as_data(drawings.screws(20).images), holdout=0.1)
     assert told[2:5] == [
         "patches of 8 px every 8 px of 96 px; synthetic defects: donor, nsa, cutpaste-union",

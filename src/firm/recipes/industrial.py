@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from firm.bank import Memory
 from firm.conditioning import Conditioning
 from firm.data.industrial import PUBLISHED
-from firm.outliers import KINDS, Mixed
+from firm.outliers import Mixed
 from firm.recipes.presets import ADAPTED, INSPECT, PATCHES, WAVES, WHOLE
 from firm.recipes.recipe import Recipe, change, digest, sparse
 from firm.types import FirmError
@@ -158,13 +158,14 @@ PRETRAINED_ABLATION = PatchTable(
         "donor only": {"outliers": Mixed(sources=("donor",))},
         "nsa only": {"outliers": Mixed(sources=("nsa",))},
         "cutpaste only": {"outliers": Mixed(sources=("cutpaste-union",))},
-        "all five kinds": {"outliers": Mixed(sources=KINDS, per_inlier=5)},
+        "donor, nsa and cutpaste": {"outliers": Mixed()},
         "two versions": {"pretrained.versions": 2},
         "patches of 5 cells": {"pretrained.pool": 5},
         "patches of 7 cells": {"pretrained.pool": 7},
         "context of 7 cells": {"pretrained.context": 7},
         "context of 11 cells": {"pretrained.context": 11},
         "context of 7 cells, drawn by cells": {"pretrained.context": 7, "pretrained.evenly": "cells"},
+        "temperature 0.2": {"training.temperature": 0.2},
         "3 epochs": {"training.epochs": 3},
         "30 epochs": {"training.epochs": 30},
     },

@@ -88,9 +88,9 @@ ADAPTED = change(
     INSPECT,
     {
         "pretrained": Pretrained(name="efficientnet-lite0"),
-        "outliers": "mixed",
+        "outliers": Mixed(sources=KINDS, per_inlier=len(KINDS)),
         "views": PatchPairs(fore=0.3, altered=0.5, light=0.1),
-        "training": Training(epochs=10, batch=512, lr=0.1, warmup=0.1),
+        "training": Training(epochs=10, batch=512, temperature=0.1, lr=0.1, warmup=0.1),
         "tiling": Grid(size=8, stride=8, object=0.2),
         "memory": Memory(reach=2, standardise=True),
         "features": "encoder+backbone",
@@ -98,13 +98,12 @@ ADAPTED = change(
     },
 )
 
-# the same where no weights are at hand: wavelets describe the cells, and more kinds of defects and a wider adaptor
-# make up for some of what they do not know
+# the same where no weights are at hand: wavelets describe the cells, and a wider adaptor and a longer training make up
+# for some of what they do not know
 WAVES = change(
     ADAPTED,
     {
         "pretrained": Pretrained(name="wavelets", hidden=(512,), out=128),
-        "outliers": Mixed(sources=KINDS, per_inlier=len(KINDS)),
         "training.epochs": 30,
         "automatic": tuple(name for name in ADAPTED.automatic if name != "light"),  # logarithms are calm in any light
     },
