@@ -105,17 +105,22 @@ CURVE = PatchTable(
     data=(SCREW,),
     looks={"fast": {"": {}, "stride 8 + pixels": {"tiling.stride": 8, "memory.reach": 2, "features": "both"}}},
 )
-# all that is ours left out: one light and pose as they come, zeros at the border, every cell against a coreset of all
-PLAIN: dict[str, object] = {
+# what would be taught is fixed here, for it changes nothing and no result is to be made anew when a preset changes
+UNTAUGHT: dict[str, object] = {
     "features": "backbone",
     "training.epochs": 0,
+    "training.temperature": 0.2,
+    "outliers": "mixed",
+}
+# all that is ours left out: one light and pose as they come, zeros at the border, every cell against a coreset of all
+PLAIN: dict[str, object] = UNTAUGHT | {
     "pretrained.margin": 0,
     "tiling.object": 0.0,
     "memory": Memory(keep=0.1, choose="coreset", reweight=9),
     "conditioning": Conditioning(),
     "automatic": (),
 }
-UNADAPTED: dict[str, object] = {"features": "backbone", "training.epochs": 0, "automatic": INSPECT.automatic}
+UNADAPTED: dict[str, object] = UNTAUGHT | {"automatic": INSPECT.automatic}
 SCORED: dict[str, dict[str, object]] = {"": {"features": "encoder"}, "+ unadapted": {}}
 PRETRAINED = PatchTable(
     title="FIRM on pretrained features",
