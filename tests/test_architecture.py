@@ -40,6 +40,7 @@ ORDER = (
     "coreset",
     "search",
     "bank",
+    "prototype",
     "localiser",
     "recipes",
     "holdout",
