@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -90,6 +91,7 @@ def test_the_report_shows_and_the_tables_tell(model: Path, plates: Path, tmp_pat
     assert page.count('<li class="entry') == 5
     assert page.count("most similar good part</figcaption>") == 5
     assert "thresholds from 24 held-out good images" in page
+    assert re.search(r"20 images inspected on \d{4}-\d\d-\d\d at \d\d:\d\d \S+</p>", page)
     with (tmp_path / "out" / "verdicts.csv").open(encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file))
     lines = [json.loads(line) for line in (tmp_path / "out" / "verdicts.jsonl").read_text().splitlines()]

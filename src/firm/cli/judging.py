@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,7 +74,8 @@ def inspect(
         if report is None:
             deque(judged, maxlen=0)  # judged, and nothing kept
         else:
-            page = batch.write(report, judged, model=model.name, gallery=gallery)
+            now = datetime.now().astimezone().strftime("%Y-%m-%d at %H:%M %Z")
+            page = batch.write(report, judged, model=model.name, gallery=gallery, when=now)
     for _, reason in batch.quarantined:
         say(f"left out: {reason}")
     if not batch.verdicts:

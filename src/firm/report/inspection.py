@@ -86,8 +86,10 @@ class Inspection:
             scores = one_of_each(scores, sisters("inspected", torch.cat(self._small)))
         return drift(scores, torch.tensor(by.scores, dtype=torch.float64), parts=torch.tensor(by.shown))
 
-    def write(self, folder: Path, judged: Iterable[Shown], *, model: str, gallery: int = GALLERY) -> Path:
-        """The report of what is judged meanwhile."""
+    def write(
+        self, folder: Path, judged: Iterable[Shown], *, model: str, gallery: int = GALLERY, when: str = ""
+    ) -> Path:
+        """The report of what is judged meanwhile; `when` is the day and time it is to bear."""
         by = self.detector.decides
         return write_page(
             folder,
@@ -98,4 +100,5 @@ class Inspection:
             card={"promises": [f"thresholds {by.source}", *sentences(by)], **self.detector.card()},
             notes=self.notes,  # the last of them come with the last image
             gallery=gallery,
+            when=when,
         )

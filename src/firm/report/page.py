@@ -41,17 +41,19 @@ def write_page(
     card: dict[str, Any] | None = None,
     notes: Sequence[str] = (),
     gallery: int = GALLERY,
+    when: str = "",
 ) -> Path:
     """Write report.html, verdicts.csv and verdicts.jsonl into the folder; old ones stay until the new are whole.
 
-    `shown` is consumed image by image. Beyond the `gallery` worst, an image is in the two tables only.
+    `shown` is consumed image by image. Beyond the `gallery` worst, an image is in the two tables only. `when` it was
+    inspected is said if it is given.
     """
     if gallery < 0:
         raise FirmError(f"gallery is {gallery}; the number of images shown is 0 or more")
     with _scratch(folder) as scratch:
         batch = _gather(scratch, shown, gallery)
         with _writing(folder / PAGE), open(scratch / PAGE, "w", encoding="utf-8", newline="\n") as file:
-            for part in _page(batch, title, good_scores, quarantined, card or {}, notes):
+            for part in _page(batch, title, good_scores, quarantined, card or {}, notes, when):
                 file.write(part)
             _settle(file)
         for name in (TABLE, LINES, PAGE):  # the page last: where it is new, the tables beside it are too
@@ -186,13 +188,14 @@ def _page(
     quarantined: Sequence[tuple[str, str]],
     card: dict[str, Any],
     notes: Sequence[str],
+    when: str,
 ) -> Iterator[str]:
     """The page piece by piece; an entry is read back only when its turn has come."""
     style, script = (files("firm.report").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
     yield _head(title, style, script)
     yield f"<h1>{escaped(title)}</h1>\n"
     yield "".join(f'<p class="note" role="note">{escaped(note)}</p>\n' for note in notes)
-    yield _numbers(batch, len(quarantined))
+    yield _numbers(batch, len(quarantined), when)
     yield f'<section><h2>Scores</h2>\n<div class="chart">{histogram(good_scores, batch.scores, batch.limits)}</div>\n'
     yield "</section>\n<section>\n<h2>Images</h2>\n"
     yield _tools(batch)
@@ -226,7 +229,7 @@ def _sha(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _numbers(batch: _Batch, quarantined: int) -> str:
+def _numbers(batch: _Batch, quarantined: int, when: str) -> str:
     """The counts as large numbers and as one bar, worst first."""
     total = len(batch.scores)
     tiles = [
@@ -246,7 +249,7 @@ def _numbers(batch: _Batch, quarantined: int) -> str:
 <ul class="numbers">{"".join(tiles)}</ul>
 <svg class="bar" viewBox="0 0 1000 16" preserveAspectRatio="none" role="img" aria-label="of {total}: {said}">
 {"".join(bars)}</svg>
-<p class="total">{total} images inspected</p>
+<p class="total">{total} images inspected{f" on {escaped(when)}" if when else ""}</p>
 </section>
 """
 
