@@ -1,4 +1,4 @@
-"""Strokes and shades: what they alter, what they leave, and how much of it."""
+"""Strokes, shades and pits: what they alter, what they leave, and how much of it."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def disc_of(images):
     return Scene(mask, images, mask)
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", [*DRAWN, "pits"])
 def test_nothing_changes_beyond_the_object(name):
     images = grey()
     scene = disc_of(images)
@@ -35,7 +35,7 @@ def test_nothing_changes_beyond_the_object(name):
 
 
 @settings(max_examples=20)
-@given(name=st.sampled_from(list(DRAWN)), level=st.integers(0, 255), seed=st.integers(0, 2**32))
+@given(name=st.sampled_from([*DRAWN, "pits"]), level=st.integers(0, 255), seed=st.integers(0, 2**32))
 def test_something_is_seen_whatever_the_light(name, level, seed):
     images = grey(3, 32, level)
     made = OUTLIERS[name](images, rng=contracts.generator(seed))
@@ -52,6 +52,14 @@ def test_a_stroke_is_thin_and_a_shade_is_not():
         width[name] = inner.flatten(1).amax(1).mean()
     assert width["strokes"] < 0.1
     assert width["shades"] > 0.8
+
+
+def test_a_pit_is_small_and_round():
+    where = OUTLIERS["pits"](grey(60, 256), rng=contracts.generator()).where
+    rows, columns = where.any(2).sum(1), where.any(1).sum(1)
+    assert int(torch.minimum(rows, columns).min()) >= 4
+    assert int(torch.maximum(rows, columns).max()) <= 2 * 2 * 0.03 * 256 + 2
+    assert float((where.sum((1, 2)) / (rows * columns)).mean()) > 0.5  # a line would leave most of its box empty
 
 
 @pytest.mark.parametrize("name", DRAWN)

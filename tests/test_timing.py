@@ -59,7 +59,7 @@ def test_the_choice_of_features_compares_what_was_spared_both_ways(plates):
     cells, near = 36, 25 / 36  # patches of 8 px in 48, and those up to 2 cells away
     encoder, backbone = (numbers_of(ADAPTED, ADAPTED.tiling, grey=False)[kind] for kind in KINDS)
     among_known = 40 * cells * 40 * cells * near * (encoder + backbone)
-    spared = 4 * (1 + 5) * cells * 40 * cells * near * (encoder + 2 * backbone)
+    spared = 4 * (1 + 6) * cells * 40 * cells * near * (encoder + 2 * backbone)
     assert module._tried(ADAPTED, plates) == pytest.approx(among_known + spared)
     everywhere = change(ADAPTED, {"memory.reach": -1})
     assert module._tried(everywhere, plates) == pytest.approx((among_known + spared) * module.THIN / near)

@@ -19,7 +19,9 @@ LOCAL: dict[str, OutlierSource] = {
     "nsa-uniform": UNIFORM,
     "strokes": Strokes(),
     "shades": Shades(),
+    "pits": Shades(size=(0.008, 0.03), long=(1.0, 2.0), change=(25.0, 110.0)),  # 2 to 8 px of 256: pores, dust
     **{f"nsa-{product}": source for product, source in NSA_CLASSES.items()},
 }
 
-KINDS = ("donor", "nsa", "cutpaste-union", "strokes", "shades")  # one of each sort, by which detectors are tried
+# one of each sort: by which detectors are tried, and what adaptors are taught, for what is not taught can be unlearnt
+KINDS = ("donor", "nsa", "cutpaste-union", "strokes", "shades", "pits")

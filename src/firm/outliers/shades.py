@@ -1,6 +1,7 @@
 """Shades: a soft-edged spot or band in which the part is darker or lighter, its own texture still there.
 
-Worn coating, moisture, uneven grinding: nothing is added that could be recognised, only the light of a region.
+Worn coating, moisture, uneven grinding: nothing is added that could be recognised, only the light of a region. Small
+ones are pits: pores, dust, inclusions.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from firm.outliers.drawing import Levels, Mask, drawn, pixel_of, towards_room
 from firm.types import FirmError, Outliers, Scene
+
+FINEST = 2.5  # px of a half axis: less is not seen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +54,7 @@ class Shades:
     def _shade(self, image: Float[Levels, "c h w"], foreground: Mask, rng: np.random.Generator) -> Levels:
         """How much every pixel is to change."""
         height, width = image.shape[1:]
-        across = rng.uniform(*self.size) * max(height, width)
+        across = max(FINEST, rng.uniform(*self.size) * max(height, width))
         along = across * math.exp(rng.uniform(math.log(self.long[0]), math.log(self.long[1])))
         angle = rng.uniform(0, math.pi)
         middle = pixel_of(foreground, rng)

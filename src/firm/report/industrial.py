@@ -60,7 +60,7 @@ def _legend() -> str:
         "learns nothing, and `+ unadapted` adds its standardised scores to the adaptor's. Light, pose and reach were "
         "chosen on good images with synthetic defects, once for all rows. CPU time is of one thread; `fit in all` is "
         "choice, features, training and memory together. `synthetic` is measured on good images kept back, as they are "
-        "and with synthetic defects of five kinds, each kind counting alike: settings may be chosen by it, for it sees "
+        "and with synthetic defects of six kinds, each kind counting alike: settings may be chosen by it, for it sees "
         "no real defect."
     )
 
