@@ -192,3 +192,12 @@ def test_rules_in_words():
     assert describe(Rule(method="triangle", polarity="dark", channel="blue")) == "the dark side of triangle on blue"
     sentence = Choice(Conditioning(light="local"), -1, 0.9132).sentence()
     assert sentence == "light local, as it lies, compared everywhere: 91.3"
+
+
+@pytest.mark.parametrize(("texture", "near", "reach"), [(False, 0.73, 2), (True, 0.74, -1), (True, 0.76, 2)])
+def test_places_of_a_texture_must_win_by_more(texture, near, reach):
+    """A product is compared near each place unless everywhere is clearly better; a texture the other way round."""
+    values = {-1: 0.70, 2: near}
+    order = [-1, 2] if texture else [2, -1]
+    choices = [Choice(Conditioning(), where, values[where]) for where in order]
+    assert module._best(choices, texture=texture).reach == reach

@@ -38,6 +38,7 @@ CALM = 0.1  # most that brightness and contrast of patches vary after `local` li
 COARSE = 0.01  # part of all cells of pretrained features that is kept where each is compared with all: a coreset
 MANY, CORE = 80_000, 8_000  # patches each of which is compared with all: of more, a coreset of so many is kept
 AROUND = 0.4  # of a texture: what lies around a place counts as well, for its defects may be wide and slight
+PLACED = 0.03  # AUROC by which places must win besides on a texture: it has none, and a trial of 30 images errs by more
 WORTH = 0.02  # AUROC by which a further setting must win over a simpler one; a guess of what so few images can tell
 
 
@@ -87,7 +88,8 @@ def choose(
     conditioning, reach = candidates[0]
     if len(candidates) > 1:
         asked = replace(settled, automatic=recipe.automatic)
-        best = _best(_tried(candidates, asked, replace(data, train=images), seed, device, tell))
+        tried = _tried(candidates, asked, replace(data, train=images), seed, device, tell)
+        best = _best(tried, texture=rule.method == "ones")
         tell(f"chosen: {best.sentence()}")
         conditioning, reach = best.conditioning, best.reach
     settled = replace(settled, conditioning=conditioning, memory=replace(settled.memory, reach=reach))
@@ -227,7 +229,7 @@ class Looked:
         return auroc(localiser.scores(found), self.trial.defective)
 
 
-def _best(choices: list[Choice]) -> Choice:
-    """The best, but the simplest of those that are hardly worse."""
-    top = max(choice.auroc for choice in choices)
-    return next(choice for choice in choices if choice.auroc >= top - WORTH)
+def _best(choices: list[Choice], *, texture: bool) -> Choice:
+    """The best, but the simplest of those that are hardly worse; places of a texture must win by more."""
+    values = [choice.auroc - (PLACED if texture and choice.reach >= 0 else 0) for choice in choices]
+    return next(choice for choice, value in zip(choices, values, strict=True) if value >= max(values) - WORTH)
