@@ -335,6 +335,8 @@ def test_the_disk_a_fit_will_take_is_foretold():
     ]
     wider = foretell(change(asked, {"pretrained.context": 7}), as_data(drawings.screws(20).images))
     assert "good features: 36 images x 12 x 12 x 304 = 4 MB on disk" in wider
+    behind = foretell(change(asked, {"features": "projection+backbone"}), as_data(GOOD))
+    assert "projection: the mean of the good patches, 64 numbers" in behind  # and no bank of them
     plain = foretell(change(asked, {"training.epochs": 0}), as_data(GOOD))
     assert plain[2].endswith("; synthetic defects: none, nothing is trained")
     assert [line for line in plain if "on disk" in line] == ["good features: 10 images x 12 x 12 x 152 = 1 MB on disk"]

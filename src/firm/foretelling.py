@@ -116,10 +116,10 @@ def _banks(recipe: Recipe, grid: Grid, small: UInt8[Tensor, "n c h w"], numbers:
     shape = grid.shape(*small.shape[-2:])
     told = []
     for kind in kinds_of(recipe.features):
-        memory = remembering(recipe.memory, kind)
         if kind == MEANT:
             told.append(f"{kind}: the mean of the good patches, {numbers[kind]} numbers")
             continue
+        memory = remembering(recipe.memory, kind)
         told.append(f"{kind} {cost(len(small), *shape, memory.keys(torch.zeros(1, numbers[kind])).shape[1], memory)}")
     return told
 
