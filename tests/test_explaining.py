@@ -145,3 +145,14 @@ def _as_jpeg(image: torch.Tensor) -> torch.Tensor:
     content = io.BytesIO()
     Image.fromarray(image.permute(1, 2, 0).numpy()).save(content, "JPEG", quality=80)
     return to_tensor(np.array(Image.open(content).convert("RGB")))
+
+
+def test_beside_a_mean_the_patches_that_are_remembered_tell_which_part_is_most_similar() -> None:
+    good = pictures(12)
+    shown = {}
+    for features in ("projection", "pixels", "projection+pixels"):
+        detector = Detector.fit(good, recipe=change(CHEAP, {"features": features}), holdout=0.25)
+        shown[features] = most_similar(detector, detector.examine(pictures(1, seed=5)[0].permute(1, 2, 0).numpy()))
+    assert shown["projection"] is None
+    assert shown["pixels"] is not None
+    assert shown["projection+pixels"] is not None
