@@ -320,9 +320,9 @@ def test_a_fit_chooses_its_features_and_keeps_them(recipe, tmp_path, monkeypatch
     monkeypatch.setattr("firm.preferring.WORTH", -1.0)
     monkeypatch.setattr("firm.embedding.FEWEST", 10)
     told = []
-    asked = change(recipe, {"automatic": ["features"]})
+    asked = change(recipe, {"automatic": ["features"], "memory.reach": -1})
     fitted = Detector.fit(GOOD, recipe=asked, holdout=0.2, false_calls=0.25, on_choice=told.append)
-    assert fitted.recipe == change(recipe, {"features": "projection+backbone"})
+    assert fitted.recipe == change(asked, {"features": "projection+backbone", "automatic": []})
     assert sum(line.startswith("tried features") for line in told) == 2
     fitted.save(tmp_path / "x.firm")
     assert torch.equal(Detector.load(tmp_path / "x.firm").score(BAD.images), fitted.score(BAD.images))

@@ -2,7 +2,8 @@
 
 Behind the head good patches lie together and taught defects apart; before it more is left of what was not taught. Which
 tells more depends on the product, so both are tried on good images that were spared, as they are and with synthetic
-defects: no real defect is seen, and their features are stored already.
+defects: no real defect is seen, and their features are stored already. What is compared near its own place stays before
+the head: the mean behind it knows no places, and where a hole is missing it sees nothing but good surface.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from firm.bank import Bank
 from firm.cells import CellTask, Spare
 from firm.choosing import WORTH
 from firm.encoder import Network
-from firm.localiser import Localiser, Seen, kinds_of, object_part, remember
+from firm.localiser import Localiser, Seen, kinds_of, remember
 from firm.metrics import auroc
 from firm.prototype import Prototype
 from firm.recipes.recipe import Recipe
@@ -30,7 +31,7 @@ from firm.trial import KNOWN
 from firm.types import FirmError
 
 BEFORE, BEHIND = "encoder+backbone", "projection+backbone"
-THIN = 0.1  # part of the known patches that is remembered where each is compared with all
+THIN = 0.1  # part of the known patches that is remembered
 ALTERED = 0.5  # of a cell: that much altered it is defective; of those between this and none nothing is asked
 
 
@@ -42,14 +43,17 @@ def prefer(
     seed: int,
     on_choice: Callable[[str], None] | None = None,
 ) -> Recipe:
-    """The recipe with its features chosen, where it leaves them open; without spare images they stay as they are.
+    """The recipe with its features chosen, where it leaves them open.
 
-    What is compared behind the head must win by as much as a further setting of `choosing`.
+    Without spare images, and where places count, they stay as they are. What is compared behind the head must win by as
+    much as a further setting of `choosing`.
     """
     if "features" not in recipe.automatic:
         return recipe
     settled = replace(recipe, automatic=())
     if not isinstance(task, CellTask) or task.spare is None or not isinstance(recipe.tiling, Grid):
+        return settled
+    if recipe.memory.reach >= 0:  # places count
         return settled
     if not isinstance(network, Adapted):
         raise FirmError("features are chosen behind a pretrained backbone; set automatic without features")
@@ -74,10 +78,10 @@ def _told_apart(recipe: Recipe, look: CellLooker, task: CellTask, spare: Spare, 
     altered = torch.cat([torch.zeros(len(spare.images), *spare.altered.shape[1:]), spare.altered[bad]])
     hidden = None if spare.hidden is None else spare.hidden[whose]
     remembered = _remembered(recipe, look.kinds_from(task.good.features[known]), seed)
-    present = object_part(look.grid, spare.foreground[known]).mean(0) * (recipe.memory.reach >= 0)
+    nowhere = torch.zeros(altered.shape[1:])  # places do not count here
     found = {}
     for features in (BEFORE, BEHIND):
-        localiser = Localiser(look.grid, {kind: remembered[kind] for kind in kinds_of(features)}, present)
+        localiser = Localiser(look.grid, {kind: remembered[kind] for kind in kinds_of(features)}, nowhere)
         cells = localiser.cells(seen, spare.foreground[whose], hidden)
         found[features] = _judged(localiser.scores(cells), cells, altered, len(spare.images))
     return found
@@ -85,8 +89,7 @@ def _told_apart(recipe: Recipe, look: CellLooker, task: CellTask, spare: Spare, 
 
 def _remembered(recipe: Recipe, known: Seen, seed: int) -> dict[str, Bank | Prototype]:
     """Banks of a few good images: as the detector's will be, but small."""
-    keep = 1.0 if recipe.memory.reach >= 0 else THIN
-    memory = replace(recipe.memory, keep=keep, choose="random")
+    memory = replace(recipe.memory, keep=THIN, choose="random")
     return {
         kind: remember(kind, features, memory, rng=stream(seed, "preferring", kind)) for kind, features in known.items()
     }

@@ -137,10 +137,10 @@ def _tried(recipe: Recipe, data: OneClass) -> float:
     """The same of `firm.preferring.prefer`: known images among themselves, and what was spared with them, twice."""
     images = len(data.train)
     left_open = "features" in recipe.automatic and recipe.training.epochs and images >= FEWEST
-    if not left_open or not isinstance(recipe.tiling, Grid) or not recipe.pretrained.name:
+    if not left_open or recipe.memory.reach >= 0 or not isinstance(recipe.tiling, Grid) or not recipe.pretrained.name:
         return 0.0
     cells, known = _cells(recipe.tiling, recipe, data), min(KNOWN, images)
-    kept = known * cells * (1.0 if recipe.memory.reach >= 0 else THIN) * _near(recipe.memory.reach, cells)
+    kept = known * cells * THIN
     spare = min(SPARED * images, MOST_SPARED) * (1 + recipe.outliers.per_inlier)
     numbers = numbers_of(recipe, recipe.tiling, grey=False)
     tried = [kind for kind in (*kinds_of(BEFORE), *kinds_of(BEHIND)) if kind != MEANT]
