@@ -46,10 +46,17 @@ def naive_scores(features, directions):
 @settings(max_examples=20)
 @given(n=st.integers(1, 5), dim=st.integers(1, 8), seed=st.integers(0, 999))
 def test_a_patch_scores_one_less_its_cosine_to_the_mean_direction(n, dim, seed):
-    good, asked = drawn(n, dim=dim, seed=seed), drawn(2, dim=dim, seed=seed + 1)
+    good, asked = drawn(n, dim=dim, seed=seed, centre=3.0), drawn(2, dim=dim, seed=seed + 1)  # they have a direction
     found = fit_prototype(good, PLAIN)
     expected = naive_scores(asked, [naive_direction(good)] * 2)
     torch.testing.assert_close(found.score(asked), expected, atol=1e-5, rtol=0)
+
+
+def test_without_a_common_direction_every_patch_is_as_far_away():
+    good = torch.cat([drawn(2), -drawn(2)])
+    torch.testing.assert_close(
+        fit_prototype(good, PLAIN).score(drawn(1, seed=1)), torch.ones(1, 3, 4), atol=1e-3, rtol=0
+    )
 
 
 @pytest.mark.parametrize("parts", [None, [0, 0, 1, 1, 2, 2]])
