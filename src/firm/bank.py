@@ -181,14 +181,20 @@ class Bank:
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], memory: Memory) -> Bank:
         """The bank whose `tensors` these are."""
-        missing = [name for name in TENSORS if name not in tensors]
-        if missing:
-            raise FirmError(f"the bank lacks {', '.join(missing)}; write it again with Bank.tensors")
-        rows, columns = tensors["mean"].shape
-        return cls(**{name: tensors[name] for name in TENSORS}, shape=(rows, columns), memory=memory)
+        found = complete("bank", TENSORS, tensors)
+        rows, columns = found["mean"].shape
+        return cls(**found, shape=(rows, columns), memory=memory)
 
 
 TENSORS = ("vectors", "image", "cell", "mean", "deviation")
+
+
+def complete(what: str, names: tuple[str, ...], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of these names, refused if one is not there."""
+    missing = [name for name in names if name not in tensors]
+    if missing:
+        raise FirmError(f"the {what} lacks {', '.join(missing)}; write it again with {what.title()}.tensors")
+    return {name: tensors[name] for name in names}
 
 
 def fit_bank(

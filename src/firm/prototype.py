@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from firm.bank import Memory, statistics
+from firm.bank import Memory, complete, statistics
 from firm.memory import unit
 from firm.types import FirmError
 
@@ -51,10 +51,7 @@ class Prototype:
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], memory: Memory) -> Prototype:
         """The prototype whose `tensors` these are."""
-        missing = [name for name in TENSORS if name not in tensors]
-        if missing:
-            raise FirmError(f"the prototype lacks {', '.join(missing)}; write it again with Prototype.tensors")
-        return cls(**{name: tensors[name] for name in TENSORS}, memory=memory)
+        return cls(**complete("prototype", TENSORS, tensors), memory=memory)
 
 
 def fit_prototype(
