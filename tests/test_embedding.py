@@ -197,7 +197,7 @@ def test_a_bank_remembers_first_versions_only(recipe):
 
 def test_a_setting_that_decides_no_feature_is_not_in_its_name(recipe):
     """The name by hand, as it was before cells were drawn by chances: features of earlier fits are found again."""
-    made = embedder(recipe, {"pretrained.hard": 2.0, "pretrained.evenly": "cells"})
+    made = embedder(recipe, {"pretrained.hard": 2.0, "pretrained.evenly": "cells", "pretrained.noise": 0.5})
     settings = {
         "name": "",
         "stages": (2,),
@@ -215,11 +215,11 @@ def test_a_setting_that_decides_no_feature_is_not_in_its_name(recipe):
 
 def test_hard_draws_are_another_training_on_the_same_features(recipe, tmp_path):
     tasks, written = {}, set()
-    for changes in ({}, {"pretrained.hard": 1.0}, {"pretrained.evenly": "cells"}):
+    for changes in ({}, {"pretrained.hard": 1.0}, {"pretrained.evenly": "cells"}, {"pretrained.noise": 0.3}):
         task = cell_task(embedder(recipe, changes), folder=tmp_path)
         tasks[Run(change(recipe, changes), task).digest] = task.fingerprint
         written |= {(file.name, file.stat().st_mtime_ns) for file in tmp_path.iterdir()}
-    assert len(tasks) == 3
+    assert len(tasks) == 4
     assert len(set(tasks.values())) == 1
     assert len(written) == 4  # two stores and their cards, never written again
     assert digest(recipe) == digest(change(recipe, {"pretrained.hard": 0.0, "pretrained.evenly": "images"}))
@@ -286,6 +286,24 @@ def test_batches_stay_a_function_of_the_step(recipe, tmp_path):
         assert torch.equal(replace(plain, outliers=same).batch(step).images, plain.batch(step).images)
     good = task.training.batch // 2
     assert torch.equal(plain.batch(4).images[:good], task.batch(4).images[:good])  # good cells are drawn as ever
+
+
+# --- noise ---
+
+
+def test_noise_is_of_the_asked_size_drawn_anew_in_each_step_and_changes_no_draw(recipe):
+    plain = cell_task(embedder(recipe), folder=None)
+    noisy = cell_task(embedder(recipe, {"pretrained.noise": 0.5}), folder=None)
+    deviation = spread(plain.good.features)[1]
+    steps = range(40)
+    added = [(noisy.batch(step).images - plain.batch(step).images) / deviation for step in steps]
+    every = torch.stack(added)
+    assert float(every.mean().abs()) < 0.01
+    assert float(every.std()) == pytest.approx(0.5, abs=0.01)
+    assert float((every.flatten(0, 1).std(0) - 0.5).abs().max()) < 0.05  # every number of a feature by its own spread
+    assert not torch.equal(added[0], added[1])
+    assert torch.equal(noisy.batch(3).images, noisy.batch(3).images)
+    assert torch.equal(noisy.batch(3).group, plain.batch(3).group)
 
 
 # --- settings ---

@@ -112,6 +112,7 @@ def test_paper_is_the_paper():
         "pretrained.flip": False,
         "pretrained.hard": 0.0,
         "pretrained.evenly": "images",
+        "pretrained.noise": 0.0,
         "training.epochs": 2000,
         "training.batch": 32,
         "training.temperature": 0.2,

@@ -20,6 +20,7 @@ from firm.types import FirmError
 
 EVENLY = ("images", "cells")
 HARDEST = 10.0  # of `Pretrained.hard`
+NOISIEST = 10.0  # of `Pretrained.noise`
 COARSEST = 32  # px: the step of the deepest stage, to a multiple of which images are filled up
 ROWS = 65_536  # features adapted at once
 
@@ -39,6 +40,7 @@ class Pretrained:
     flip: bool = False  # and are mirrored at random, for products without an orientation
     hard: float = 0.0  # cells of synthetic defects are drawn by the change of their features to the power of minus this
     evenly: str = "images"  # over which defects are drawn: every image counts as much, or every altered cell
+    noise: float = 0.0  # deviations of good features by which those that are learnt from vary, so none is known by heart
 
     def __post_init__(self) -> None:
         if self.pool < 1 or self.pool % 2 == 0:
@@ -53,6 +55,8 @@ class Pretrained:
             raise FirmError("pretrained.hidden, out and versions must be at least 1")
         if not 0 <= self.hard <= HARDEST:
             raise FirmError(f"pretrained.hard is {self.hard}; use 0 for cells drawn alike, and at most {HARDEST:g}")
+        if not 0 <= self.noise <= NOISIEST:
+            raise FirmError(f"pretrained.noise is {self.noise}; use 0 for none, and at most {NOISIEST:g}")
         if self.evenly not in EVENLY:
             raise FirmError(f"pretrained.evenly is {self.evenly!r}; use one of {', '.join(EVENLY)}")
 

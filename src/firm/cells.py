@@ -2,7 +2,8 @@
 
 An image is drawn first and a cell in it second, so that a scratch counts as much as a stain; of synthetic defects, if
 asked, all cells alike, or those more often whose features the defect hardly changed. The partner of a cell is one whose
-patch overlaps its own (tau_over), on the object and, of a defect, altered too.
+patch overlaps its own (tau_over), on the object and, of a defect, altered too. Noise, if asked, is added to all of them
+anew in each step: the features are stored once, and without it an adaptor comes to know them by heart.
 """
 
 from __future__ import annotations
@@ -173,14 +174,22 @@ class CellTask(Teaching):
     def offsets(self) -> Int[Tensor, "k 2"]:
         return overlapping(self.settings.pool, self.over)
 
+    @cached_property
+    def spread(self) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
+        """Mean and deviation of the good features."""
+        return spread(self.good.features)
+
     def batch(self, step: int, device: torch.device | str = "cpu") -> Batch:
         rng = stream(self.seed, "cells", step)
         normal = self.training.batch // 2
         good = self.good.pairs(normal, self.offsets, rng=rng)
         bad = self.outliers.pairs(self.training.batch - normal, self.offsets, rng=rng)
         first, second, group = (torch.cat(both) for both in zip(good, bad, strict=True))
+        features = torch.cat([first, second])
+        if self.settings.noise:
+            features = features + self.settings.noise * self.spread[1] * torch.randn(features.shape, generator=rng)
         return Batch(
-            images=torch.cat([first, second]).to(device),
+            images=features.to(device),
             source=torch.arange(len(group)).repeat(2).to(device),
             group=group.repeat(2).to(device),
         )
@@ -189,7 +198,7 @@ class CellTask(Teaching):
         """An adaptor with drawn weights that knows the spread of the good features."""
         adaptor = Adaptor(self.good.features.shape[-1], self.settings, encoder.head)
         draw_weights(adaptor, encoder.norm_momentum, rng=stream(self.seed, "weights"))
-        adaptor.mean, adaptor.std = spread(self.good.features)
+        adaptor.mean, adaptor.std = self.spread
         return adaptor
 
     @property

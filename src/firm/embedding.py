@@ -33,7 +33,7 @@ from firm.types import FirmError, OneClass, Scene
 from firm.views import PatchPairs
 
 CHUNK = 8  # images embedded at once
-DRAWING = ("hard", "evenly")  # settings that decide what is drawn of the features, and not what they are
+DRAWING = ("hard", "evenly", "noise")  # settings that decide what is drawn of the features, and not what they are
 SPARED, MOST_SPARED = 0.1, 60  # part of the good images, and images, that are not learnt from but tried on
 FEWEST = 40  # good images of which some can be spared
 EXTRA = 2  # numbers stored behind the features of an outlier's cell: how much of it is altered, and its group
