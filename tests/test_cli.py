@@ -443,10 +443,12 @@ def test_what_was_decided_wrongly_is_drawn(patches: Path, plates: Path, tmp_path
     told = said("evaluate", patches, plates, "--report", tmp_path / "out")
     called = {kind: sum(counts.values()) - counts["PASS"] for kind, counts in told["confusion"].items()}
     missed = told["defective"] - sum(count for kind, count in called.items() if kind != "good")
+    wrong = missed + called["good"]
     names = ["roc.png"] + ["misses.png"] * bool(missed) + ["false-calls.png"] * bool(called["good"])
+    names += ["wrong.csv"] * bool(wrong)
     assert told["pictures"] == [str(tmp_path / "out" / name) for name in names]
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(names)
-    assert all(decode(picture).std() > 10 for picture in told["pictures"])
+    assert all(decode(picture).std() > 10 for picture in told["pictures"] if not picture.endswith(".csv"))
     assert sum(told["confusion"]["good"].values()) == told["images"] - told["defective"]
 
 

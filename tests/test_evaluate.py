@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 from dataclasses import dataclass, field, replace
 
@@ -33,7 +34,7 @@ from firm.metrics import auroc, auroc_interval
 from firm.recipes.experiment import Experiment
 from firm.recipes.presets import FAST, INSPECT
 from firm.recipes.recipe import change
-from firm.report.evaluation import roc
+from firm.report.evaluation import roc, write_pictures
 from firm.streams import stream
 from firm.types import FirmError, Located, OneClass, Truth
 
@@ -360,3 +361,52 @@ def test_the_roc_is_that_of_every_threshold():
         assert true == pytest.approx(float(called[anomalous].double().mean()))
     area = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in itertools.pairwise(points))
     assert area == pytest.approx(auroc_interval(scores, anomalous).value)
+
+
+# --- what was decided wrongly ---
+
+
+def wrong_rows(folder):
+    with (folder / "wrong.csv").open(encoding="utf-8-sig", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_wrong_decision_is_named(tested, tmp_path):
+    images, anomalous, truth, said = tested
+    names = tuple(f"test/{kind}/{number:03}.png" for number, kind in enumerate(truth.kinds))
+    names = (*names[:19], "=1+1.png")
+    by = oracle(said).decides
+    written = write_pictures(tmp_path, said, images, anomalous, replace(truth, files=names), by)
+    assert [file.name for file in written] == ["roc.png", "misses.png", "false-calls.png", "wrong.csv"]
+    rows = wrong_rows(tmp_path)
+    wrong = [i for i in range(20) if (float(said.scores[i]) > 0.5) != bool(anomalous[i])]
+    assert sorted(row["image"].removeprefix("'") for row in rows) == sorted(names[i] for i in wrong)
+    scores = [float(row["score"]) for row in rows]
+    missed = sum(row["verdict"] == "PASS" for row in rows)
+    assert missed == sum(i >= 10 for i in wrong)
+    assert scores[:missed] == sorted(scores[:missed])
+    assert scores[missed:] == sorted(scores[missed:], reverse=True)
+    for row in rows:
+        number = names.index(row["image"].removeprefix("'"))
+        assert row["kind"] == truth.kinds[number]
+        assert float(row["score"]) == float(said.scores[number])
+        assert row["image"].startswith("'") == (number == 19)  # no spreadsheet computes it
+
+    right = Located(anomalous.float(), said.maps)
+    assert [file.name for file in write_pictures(tmp_path, right, images, anomalous, truth, by)] == ["roc.png"]
+    assert [file.name for file in tmp_path.iterdir()] == ["roc.png"]  # what was written before is gone
+
+
+def test_images_without_names_are_drawn_and_not_listed(tested, tmp_path):
+    images, anomalous, truth, said = tested
+    for known in (truth, None):
+        written = write_pictures(tmp_path, said, images, anomalous, known, oracle(said).decides)
+        assert [file.name for file in written] == ["roc.png", "misses.png", "false-calls.png"]
+
+
+def test_names_follow_the_images_that_are_looked_at(tested):
+    images, anomalous, truth, said = tested
+    named = replace(truth, files=tuple(map(str, range(20))))
+    chosen = torch.arange(20) % 3 == 0
+    assert seen_alone(chosen, said, images, anomalous, named)[3].files == tuple(str(i) for i in range(0, 20, 3))
+    assert seen_alone(chosen, said, images, anomalous, truth)[3].files == ()

@@ -40,7 +40,7 @@ class Pretrained:
     flip: bool = False  # and are mirrored at random, for products without an orientation
     hard: float = 0.0  # cells of synthetic defects are drawn by the change of their features to the power of minus this
     evenly: str = "images"  # over which defects are drawn: every image counts as much, or every altered cell
-    noise: float = 0.0  # deviations of good features by which those that are learnt from vary, so none is known by heart
+    noise: float = 0.0  # deviations of good features by which what is learnt from varies, lest it is known by heart
 
     def __post_init__(self) -> None:
         if self.pool < 1 or self.pool % 2 == 0:

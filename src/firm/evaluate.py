@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import compress
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -163,8 +164,8 @@ def seen_alone(
         return found, images, anomalous, truth
     located = Located(found.scores[chosen], found.maps[chosen])
     if truth is not None:
-        kinds = tuple(kind for kind, one in zip(truth.kinds, chosen.tolist(), strict=True) if one)
-        truth = Truth(kinds, truth.masks[chosen], truth.known[chosen])
+        kinds, files = (tuple(compress(names, chosen.tolist())) for names in (truth.kinds, truth.files))
+        truth = Truth(kinds, truth.masks[chosen], truth.known[chosen], files)
     return located, images[chosen], anomalous[chosen], truth
 
 

@@ -58,6 +58,7 @@ class Truth:
     kinds: tuple[str, ...]  # "good" for a normal image
     masks: Bool[Tensor, "m h w"]  # the defective pixels, at the size of the images
     known: Bool[Tensor, " m"]  # good images, and defective ones whose mask is there and not empty
+    files: tuple[str, ...] = ()  # the name of every image; empty where they have none
 
 
 @dataclass(frozen=True)

@@ -148,9 +148,7 @@ def _scored(detector: Detector, some: _Some, maps: Path | None, advance: OnChunk
 def evaluate(
     model: Model,
     data: Data,
-    report: Annotated[
-        Path | None, typer.Option(help="Write the ROC, misses and false calls as pictures into this folder.")
-    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write the ROC, misses and false calls into this folder.")] = None,
     device: Device = "cpu",
     threads: Threads = 0,
     strict: Strict = False,

@@ -338,7 +338,8 @@ def _truth(listing: Listing, specimens: list[Specimen], shapes: list[tuple[int, 
     for what, examples in doubts.items():
         if examples:
             warnings.warn(f"{what}: {len(examples)}, for example {examples[0]}; {DOUBTS[what]}", stacklevel=2)
-    return Truth(tuple(specimen.kind for specimen in specimens), masks, known)
+    files = tuple(str(specimen.image) for specimen in specimens)
+    return Truth(tuple(specimen.kind for specimen in specimens), masks, known, files)
 
 
 def _mask(

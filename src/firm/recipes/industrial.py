@@ -111,6 +111,7 @@ UNTAUGHT: dict[str, object] = {
     "training.epochs": 0,
     "training.temperature": 0.2,
     "outliers": "mixed",
+    "pretrained.noise": 0.0,
 }
 # all that is ours left out: one light and pose as they come, zeros at the border, every cell against a coreset of all
 PLAIN: dict[str, object] = UNTAUGHT | {
@@ -171,6 +172,8 @@ PRETRAINED_ABLATION = PatchTable(
         "context of 11 cells": {"pretrained.context": 11},
         "context of 7 cells, drawn by cells": {"pretrained.context": 7, "pretrained.evenly": "cells"},
         "temperature 0.2": {"training.temperature": 0.2},
+        "no noise": {"pretrained.noise": 0.0},
+        "noise 0.5": {"pretrained.noise": 0.5},
         "3 epochs": {"training.epochs": 3},
         "30 epochs": {"training.epochs": 30},
     },

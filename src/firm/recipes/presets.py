@@ -87,7 +87,7 @@ INSPECT = change(
 ADAPTED = change(
     INSPECT,
     {
-        "pretrained": Pretrained(name="efficientnet-lite0"),
+        "pretrained": Pretrained(name="efficientnet-lite0", noise=0.3),
         "outliers": Mixed(sources=KINDS, per_inlier=len(KINDS)),
         "views": PatchPairs(fore=0.3, altered=0.5, light=0.1),
         "training": Training(epochs=10, batch=512, temperature=0.1, lr=0.1, warmup=0.1),
@@ -103,7 +103,7 @@ ADAPTED = change(
 WAVES = change(
     ADAPTED,
     {
-        "pretrained": Pretrained(name="wavelets", hidden=(512,), out=128),
+        "pretrained": Pretrained(name="wavelets", hidden=(512,), out=128, noise=0.3),
         "training.epochs": 30,
         "automatic": tuple(name for name in ADAPTED.automatic if name != "light"),  # logarithms are calm in any light
     },

@@ -1,4 +1,7 @@
-"""What an evaluation looks like: the ROC with both thresholds on it, and the images that were decided wrongly."""
+"""What an evaluation looks like: the ROC with both thresholds on it, and the images that were decided wrongly.
+
+wrong.csv names every file that was decided wrongly, in the order of the pictures, which show the first of them.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,17 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
 from firm.calibration import Calibration
+from firm.errors import named
 from firm.images import resize
+from firm.report.ledger import MARK, csv_line, harmless
 from firm.report.tray import Inspected, draw_tray
 from firm.types import Located, Truth
 
 MOST = 24  # wrong decisions that are shown, the worst first
 SIDE = 128  # px at which they are shown
-ROC, MISSES, FALSE_CALLS = "roc.png", "misses.png", "false-calls.png"
+COLUMNS = ("image", "kind", "verdict", "score", "review", "fail")
+LONGEST = 28  # letters of a name below a picture
+ROC, MISSES, FALSE_CALLS, WRONG = "roc.png", "misses.png", "false-calls.png", "wrong.csv"
 
 
 def write_pictures(
@@ -32,12 +39,12 @@ def write_pictures(
     truth: Truth | None,
     by: Calibration,
 ) -> list[Path]:
-    """The pictures there is something to see on: none of misses where nothing was missed; older ones are removed."""
+    """The files there is something to see in: none of misses where nothing was missed; older ones are removed."""
     folder.mkdir(parents=True, exist_ok=True)
     draw_roc(folder / ROC, found.scores, anomalous, by)
     called = found.scores > by.review
     lowest, highest = found.scores.argsort(), found.scores.argsort(descending=True)
-    written = [folder / ROC]
+    written, rows = [folder / ROC], list[str]()
     for name, wrong, order, title in (
         (MISSES, anomalous & ~called, lowest, "defects that PASS, the lowest scores first"),
         (FALSE_CALLS, ~anomalous & called, highest, "good parts that do not PASS, the highest scores first"),
@@ -49,7 +56,18 @@ def write_pictures(
             shown = "" if len(places) <= MOST else f", {MOST} of {len(places)}"
             draw_tray(parts, by.review, folder / name, title=f"{title}{shown}")
             written.append(folder / name)
+            rows += [_row(int(place), found, anomalous, truth, by) for place in places] if truth and truth.files else []
+    (folder / WRONG).unlink(missing_ok=True)
+    if rows:
+        (folder / WRONG).write_text(MARK + csv_line(COLUMNS) + "".join(rows), encoding="utf-8", newline="")
+        written.append(folder / WRONG)
     return written
+
+
+def _row(place: int, found: Located, anomalous: Bool[Tensor, " m"], truth: Truth, by: Calibration) -> str:
+    score = float(found.scores[place])
+    kind = truth.kinds[place] if anomalous[place] else "good"
+    return csv_line((harmless(truth.files[place]), harmless(kind), by.verdict(score), score, by.review, by.fail))
 
 
 def _inspected(
@@ -58,7 +76,9 @@ def _inspected(
     picture = resize(images[place : place + 1].expand(-1, 3, -1, -1), SIDE)[0].permute(1, 2, 0).numpy()
     kind = "defective" if truth is None else truth.kinds[place]
     heat = found.maps[place].numpy() if found.maps.numel() else None
-    return Inspected(picture, float(found.scores[place]), kind if anomalous[place] else None, heat)
+    name = named(Path(truth.files[place]).name) if truth and truth.files else ""
+    short = name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}"  # names differ at their ends
+    return Inspected(picture, float(found.scores[place]), kind if anomalous[place] else None, heat, short)
 
 
 def roc(scores: Float[Tensor, " m"], anomalous: Bool[Tensor, " m"]) -> npt.NDArray[np.float64]:

@@ -40,7 +40,7 @@ FORMULA = tuple("=+-@＝＋－＠'")
 
 def csv_head() -> str:
     """The mark of UTF-8 and the names of the columns."""
-    return MARK + _line(COLUMNS)
+    return MARK + csv_line(COLUMNS)
 
 
 def csv_row(verdict: Verdict) -> str:
@@ -49,7 +49,7 @@ def csv_row(verdict: Verdict) -> str:
     place = ("",) * 6 if found is None else (*found.box, found.area, found.peak)
     limits = (verdict.score, verdict.review, verdict.fail)
     texts = (harmless(verdict.model), harmless(verdict.calibration))
-    return _line((harmless(verdict.image), verdict.verdict, *limits, len(verdict.regions), *place, *texts))
+    return csv_line((harmless(verdict.image), verdict.verdict, *limits, len(verdict.regions), *place, *texts))
 
 
 def json_line(verdict: Verdict) -> str:
@@ -86,7 +86,8 @@ def _unicode(text: str) -> str:
     return text
 
 
-def _line(cells: Sequence[object]) -> str:
+def csv_line(cells: Sequence[object]) -> str:
+    """Cells as a line of a table; texts are quoted, so that no separator within one ends it."""
     text = io.StringIO()
     csv.writer(text, quoting=csv.QUOTE_NONNUMERIC).writerow(cells)
     return text.getvalue()

@@ -27,6 +27,7 @@ class Inspected:
     score: float
     truth: str | None = ""
     heat: npt.NDArray[np.float32] | None = None  # a score per pixel, for a detector that says where
+    name: str = ""  # by which a person finds the file
 
 
 def draw_tray(parts: list[Inspected], threshold: float, path: Path, *, title: str, columns: int = 8) -> None:
@@ -54,6 +55,7 @@ def _part(place: Axes, part: Inspected, threshold: float) -> None:
     place.add_patch(Rectangle((-1, -1), width + 1, height + 1, fill=False, edgecolor=colour, linewidth=4))
     truth = "good" if part.truth is None else part.truth
     place.set_title(f"{part.score:.3f}  {truth}".strip(), fontsize=8, color=colour)
+    place.text(0.5, -0.02, part.name, fontsize=6, ha="center", va="top", parse_math=False, transform=place.transAxes)
 
 
 def _strip(place: Axes, parts: list[Inspected], threshold: float) -> None:
