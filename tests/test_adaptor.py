@@ -405,7 +405,7 @@ def test_reweighed_image_scores_are_those_of_the_file_and_maps_stay(recipe, tmp_
 
     light.save(tmp_path / "old.firm")
     tensors, card = read_model(tmp_path / "old.firm")
-    for owner, name in (("memory", "reweight"), ("pretrained", "hard"), ("pretrained", "noise")):
+    for owner, name in (("memory", "reweight"), ("pretrained", "hard"), ("pretrained", "evenly")):
         del card["recipe"][owner][name]
     write_model(tmp_path / "old.firm", tensors, card)
     old = Detector.load(tmp_path / "old.firm")

@@ -327,6 +327,8 @@ def test_new_settings_are_typed_saved_and_read():
         ({"hard": -1.0}, r"pretrained\.hard is -1\.0; use 0 for cells drawn alike, and at most 10"),
         ({"hard": 11.0}, r"pretrained\.hard is 11\.0"),
         ({"hard": math.nan}, r"pretrained\.hard is nan"),
+        ({"noise": -0.1}, r"pretrained\.noise is -0\.1; use 0 for none, and at most 10"),
+        ({"noise": float("nan")}, r"pretrained\.noise is nan; use 0 for none"),
         ({"evenly": "defects"}, r"pretrained\.evenly is 'defects'; use one of images, cells"),
     ],
 )

@@ -127,6 +127,8 @@ def test_a_tenth_is_spared_of_many_images_and_none_of_few_or_unasked():
     assert spare_images(OPEN, folder_of(FEWEST - 1), seed=0) is None
     assert spare_images(replace(OPEN, automatic=()), folder_of(FEWEST), seed=0) is None
     assert spare_images(change(OPEN, {"training.epochs": 0}), folder_of(FEWEST), seed=0) is None
+    near = replace(OPEN, memory=replace(OPEN.memory, reach=1))
+    assert spare_images(near, folder_of(FEWEST), seed=0) is None  # nothing to choose, so none is lost for it
     assert len(spare_images(OPEN, folder_of(FEWEST), seed=0)) == FEWEST // 10
     assert len(spare_images(OPEN, folder_of(20 * MOST_SPARED), seed=0)) == MOST_SPARED
 

@@ -141,9 +141,12 @@ def embedder_of(recipe: Recipe, data: OneClass, *, seed: int, device: torch.devi
 
 
 def spare_images(recipe: Recipe, data: OneClass, *, seed: int) -> Int[Tensor, " s"] | None:
-    """Good images to try on what is learnt from the others, if a setting is to be chosen by that and they are many."""
-    images = len(data.train)
-    if "features" not in recipe.automatic or images < FEWEST or not recipe.training.epochs:
+    """Good images to try on what is learnt from the others, if a setting is to be chosen by that and they are many.
+
+    Where places count there is nothing to choose (`preferring`), and all are learnt from.
+    """
+    images, chosen = len(data.train), "features" in recipe.automatic and recipe.memory.reach < 0
+    if not chosen or images < FEWEST or not recipe.training.epochs:
         return None
     return split(sisters(data.name, data.train), min(SPARED, MOST_SPARED / images), seed=seed)[1]
 
