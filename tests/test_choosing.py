@@ -138,6 +138,16 @@ def test_what_is_not_left_open_stays():
     assert len(values(sentences)) == 3
 
 
+@pytest.mark.parametrize(
+    ("automatic", "reach", "noise"),
+    [(("features",), 2, 0.0), (("features",), -1, 0.3), ((), 2, 0.3), (("foreground",), 2, 0.3)],
+)
+def test_where_places_count_features_are_learnt_without_noise(automatic, reach, noise):
+    """Unless the features are not left open: then the noise is what was asked for."""
+    recipe = change(RECIPE, {"automatic": automatic, "memory.reach": reach, "pretrained.noise": 0.3})
+    assert choose(recipe, data_of(drawings.screws(4).images), seed=0).pretrained.noise == noise
+
+
 def test_nothing_left_open_costs_nothing():
     nothing = OneClass("images", Forbidden(), Forbidden(), Forbidden(), size=32)
     assert choose(FAST, nothing, seed=0, on_choice=pytest.fail) is FAST

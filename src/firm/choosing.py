@@ -93,6 +93,9 @@ def choose(
         tell(f"chosen: {best.sentence()}")
         conditioning, reach = best.conditioning, best.reach
     settled = replace(settled, conditioning=conditioning, memory=replace(settled.memory, reach=reach))
+    if "features" in recipe.automatic and settled.memory.reach >= 0:
+        # they stay before the head, where each place has its like and noise only blurs what differs
+        settled = replace(settled, pretrained=replace(settled.pretrained, noise=0.0))
     if "reach" in recipe.automatic and settled.memory.reach < 0:
         settled = replace(settled, memory=_thinned(settled, images))
     if isinstance(settled.tiling, Grid):

@@ -148,10 +148,11 @@ WAVELETS = PatchTable(
 # each row changes one thing of the first; settings are chosen by the synthetic columns, never by the others
 PRETRAINED_ABLATION = PatchTable(
     title="What pays on pretrained features compared before the head",
-    base=change(ADAPTED, {"automatic": INSPECT.automatic}),  # compared before the head
+    base=change(ADAPTED, {"automatic": INSPECT.automatic, "pretrained.noise": 0.0}),  # compared before the head
     rows={
         "as it is": {},
         "behind the head": {"features": "projection+backbone"},
+        "behind the head, noise 0.3": {"features": "projection+backbone", "pretrained.noise": 0.3},
         "before and behind the head": {"features": "encoder+projection+backbone"},
         "unadapted": UNADAPTED,
         "stages 4": {"pretrained.stages": (4,)},
@@ -172,8 +173,7 @@ PRETRAINED_ABLATION = PatchTable(
         "context of 11 cells": {"pretrained.context": 11},
         "context of 7 cells, drawn by cells": {"pretrained.context": 7, "pretrained.evenly": "cells"},
         "temperature 0.2": {"training.temperature": 0.2},
-        "no noise": {"pretrained.noise": 0.0},
-        "noise 0.5": {"pretrained.noise": 0.5},
+        "noise 0.3": {"pretrained.noise": 0.3},
         "3 epochs": {"training.epochs": 3},
         "30 epochs": {"training.epochs": 30},
     },
