@@ -14,8 +14,10 @@ import pytest
 from PIL import Image
 
 from firm.bench import FINAL, result_path, results, run_missing
-from firm.bench_patches import conduct_patches, patch_line
+from firm.bench_patches import _settled, conduct_patches, patch_line
 from firm.bench_promises import conduct_promise, promise_line
+from firm.choosing import choose
+from firm.data.drawn import drawn
 from firm.metrics import aulc
 from firm.recipes.experiment import Experiment
 from firm.recipes.industrial import PATCH_TABLES, PROMISES, patch_experiment, patch_plan
@@ -247,3 +249,14 @@ def test_the_seconds_of_what_was_begun_before_are_not_told(tmp_path: Path) -> No
         told[resumed] = row.strip("| ").split(" | ")[-2]
     assert told[True] == "-"
     assert float(told[False]) >= 0
+
+
+@pytest.mark.parametrize("left_open", [("foreground", "features"), ("foreground", "align", "reach")])
+def test_a_table_settles_on_the_recipe_that_a_fit_settles_on(left_open: tuple[str, ...]) -> None:
+    """All that is chosen is taken over, or a table would measure what no user gets."""
+    one = patch_experiment(PATCH_TABLES["wavelets"], "drawn:plate", "firm", "short", 0)
+    data = drawn("plate", size=64, train=24, good=2, bad=2)[0]
+    tiny = dataclasses.replace(one, recipe=change(one.recipe, {"size": 64, "automatic": left_open}), side=64)
+    settled, _ = _settled(tiny, data, None)
+    assert settled == choose(tiny.recipe, data, seed=0)
+    assert settled != tiny.recipe

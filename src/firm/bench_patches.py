@@ -97,7 +97,7 @@ def _settled(experiment: PatchExperiment, data: OneClass, tell: Tell | None) -> 
         started = time.process_time()
         _choices[key] = choose(asked, data, seed=0, on_choice=tell), time.process_time() - started
     found, seconds = _choices[key]
-    chosen = {name: getattr(found, name) for name in ("conditioning", "tiling", "memory", "views", "automatic")}
+    chosen = {name: getattr(found, name) for name in left_open if name != "size"}
     return replace(given, **chosen), seconds
 
 
