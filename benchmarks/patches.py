@@ -20,7 +20,7 @@ from training_step import in_turn
 
 from firm.allocator import keep_freed_memory
 from firm.data.drawn import drawn
-from firm.encoder import ResNet18, build
+from firm.encoder import Network, ResNet18, build
 from firm.fitting import looker_of, task_of
 from firm.foreground import automatic
 from firm.images import Preprocessing, resize
@@ -63,10 +63,10 @@ def share_of_synthesis(data: OneClass, source: str) -> float:
     return spent / (time.perf_counter() - begin)
 
 
-def dense_against_exact(encoder: ResNet18, image: torch.Tensor, stride: int) -> None:
+def dense_against_exact(network: Network, image: torch.Tensor, stride: int) -> None:
     def look(dense: bool) -> Callable[[], object]:
         recipe = change(INSPECT, {"tiling.stride": stride, "tiling.dense": dense, "features": "encoder"})
-        looker = looker_of(recipe, encoder, Preprocessing(256), grey=True)
+        looker = looker_of(recipe, network, Preprocessing(256), grey=True)
         return lambda: looker(image)
 
     exact, dense = in_turn(5, look(False), look(True))
@@ -94,13 +94,13 @@ def main() -> None:
     keep_freed_memory()
     data, _ = drawn("plate", train=40, good=1, bad=1)
     data = OneClass(data.name, resize(data.train, 256), data.test, data.anomalous, 256)
-    encoder = build(INSPECT.encoder, rng=stream(0, "weights")).encoder.eval()
+    network = build(INSPECT.encoder, rng=stream(0, "weights")).eval()
     for source in SOURCES:
         share = share_of_synthesis(data, source)
         print(f"{source}: synthesis / training step = {share:.3f} (target: at most 0.15)")
     for stride in (16, 8):
-        dense_against_exact(encoder, data.train[:1], stride)
-    synthesis_against_encoder(encoder, data)
+        dense_against_exact(network, data.train[:1], stride)
+    synthesis_against_encoder(network.encoder, data)
 
 
 if __name__ == "__main__":

@@ -44,3 +44,13 @@ def test_the_demo_beats_chance_and_its_file_decides_the_same(tmp_path: Path) -> 
     called = detector.predict(data.test) == -1
     assert int((called & data.anomalous).sum()) == said["caught"]
     assert torch.equal(called, detector.score(data.test) > detector.limit)
+
+
+@pytest.mark.parametrize("script", sorted(Path("benchmarks").glob("*.py")), ids=lambda path: path.stem)
+def test_benchmarks_run(script: Path) -> None:
+    """Their numbers are for people; that they can still be measured is for this."""
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    if "No module named 'faiss'" in done.stderr:
+        pytest.skip("faiss is not installed; make bench installs it")
+    assert done.returncode == 0, done.stderr
+    assert " = " in done.stdout
