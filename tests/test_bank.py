@@ -566,6 +566,7 @@ class Largest(TorchDispatchMode):
 def test_memory_grows_with_the_patches_not_with_their_pairs(settings, monkeypatch):
     monkeypatch.setattr(module, "BLOCK", 128)
     monkeypatch.setattr(search, "BLOCK", 128)
+    monkeypatch.setattr(search, "KEYS", 128)
     monkeypatch.setattr(coreset, "BLOCK", 128)
     monkeypatch.setattr(coreset, "POINTS", 256)
     monkeypatch.setattr(module, "QUERIES", 256)

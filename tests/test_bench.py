@@ -213,7 +213,22 @@ def test_promises_are_kept_beside_what_came_true(tmp_path: Path) -> None:
     promised = f"{100 * stored['promised']['review']:.1f} %"
     sure = f"{100 * stored['surely']['review']:.1f} %"
     assert row.split(" | ")[5:8] == [promised, sure, _share(stored["realised"]["review"])]
+    assert row.split(" | ")[11] == "no"
     assert f"1 calibrations promised at most {promised} on average" in page
+
+
+def test_good_parts_kept_back_are_judged_instead_of_those_to_test_on(tmp_path: Path) -> None:
+    cheap = {"features": "pixels", "training.epochs": 0, "automatic": (), "size": 64, "encoder.width": 8}
+    found = []
+    for seed in (0, 1):
+        one = patch_experiment(PROMISES, "drawn:plate", "from scratch, parts kept back", "smoke", seed)
+        tiny = dataclasses.replace(one, recipe=change(one.recipe, cheap), side=64)
+        found.append(conduct_promise(tiny, tmp_path / str(seed)))
+    for stored in found:
+        assert stored["realised"]["review"]["of"] + stored["good_images"] + stored["calibration"]["images"] == 200
+        assert 30 <= stored["realised"]["review"]["of"] <= 50
+        assert stored["moved"] == {"scores": "", "light": "", "by": stored["moved"]["by"]}
+    assert found[0]["realised"] != found[1]["realised"] or found[0]["auroc"] != found[1]["auroc"]
 
 
 def _share(found: dict[str, float]) -> str:

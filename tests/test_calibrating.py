@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
+from collections import deque
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,8 +15,8 @@ import torch
 from PIL import Image
 
 from commands import run
-from firm.calibration import Threshold, Wishes, of_threshold
-from firm.calibration_file import beside, read_calibration, write_calibration
+from firm.calibration import SCHEMA, Threshold, Wishes, of_threshold
+from firm.calibration_file import beside, read_calibration, to_json, write_calibration
 from firm.data.drawn import write_folder
 from firm.data.folder import read_files
 from firm.detector import Detector
@@ -25,6 +27,7 @@ from firm.model_folder import read_model
 from firm.promises import doubts
 from firm.recipes.presets import INSPECT, PARTS
 from firm.recipes.recipe import change, sparse
+from firm.report.inspection import Inspection
 from firm.storage import digest, save_tensors
 from firm.types import Depth, FirmError
 from firm.verdicts import regions_of
@@ -225,6 +228,23 @@ def test_calibrations_that_cannot_be_trusted_are_refused(mine: Path, plates: Pat
     beside(mine).write_text(beside(mine).read_text().replace('"images": 19', '"images": 190'))
     with pytest.raises(FirmError, match="damaged or edited"):
         Detector.load(mine)
+
+
+def test_a_calibration_that_knows_no_light_is_read_as_it_was(mine: Path, plates: Path) -> None:
+    """Light was added to what a calibration says; those written before keep their id and say nothing of it."""
+    detector = Detector.load(mine)
+    images, _, _ = read_files([plates / "test" / "good"], SIDE)
+    found = replace(detector.calibrate(images), light=())
+    written = {name: value for name, value in to_json(found).items() if name != "light"}
+    before = {name: value for name, value in asdict(found).items() if name != "light"}
+    assert found.id == hashlib.sha256(json.dumps([SCHEMA, before], sort_keys=True).encode()).hexdigest()[:16]
+    beside(mine).write_text(json.dumps(written))
+    loaded = Detector.load(mine)
+    assert loaded.decides == found
+    batch = Inspection(loaded)
+    deque(batch(sorted((plates / "test" / "good").iterdir())), maxlen=0)
+    assert batch.drift() is not None
+    assert batch.light_drift() is None
 
 
 # the verb

@@ -12,7 +12,18 @@ from hypothesis import strategies as st
 from scipy.stats import hypergeom
 
 from contracts import generator
-from firm.drift import _never_reached, _places, _tails, chance_of, drift, images_needed, one_of_each, surprise
+from firm.drift import (
+    SLIGHT,
+    _never_reached,
+    _places,
+    _tails,
+    chance_of,
+    drift,
+    images_needed,
+    light_drift,
+    one_of_each,
+    surprise,
+)
 from firm.types import FirmError
 
 LEVEL = 0.01
@@ -356,3 +367,57 @@ def test_errors_name_the_fix(wrong):
     for level in (0.0, 1.0, wrong):
         with pytest.raises(FirmError, match=r"level is .*; it must lie between 0 and 1"):
             drift(fine, fine, level=level)
+
+
+# --- light ---
+
+
+@pytest.mark.parametrize("defects", [0, 1])
+@pytest.mark.parametrize("odd", [0.0, 99.0])
+def test_the_rate_of_light_holds_over_all_draws_with_a_defect_of_any_brightness(defects, odd):
+    pool, chances = torch.tensor([0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.85, 0.9]), []
+    for some in combinations(range(8), 4):
+        rest = [i for i in range(8) if i not in some]
+        batch = torch.cat([pool[list(some)], torch.full((defects,), odd)])
+        chances.append(light_drift(batch, pool[rest], level=0.2).p_value)
+    for wished in {*chances, 0.2}:
+        assert sum(chance <= wished for chance in chances) / len(chances) <= wished + 1e-12
+
+
+@pytest.mark.parametrize(("factor", "direction"), [(0.92, "darker"), (1.08, "brighter"), (1.0, "")])
+def test_another_light_is_told_although_a_fifth_is_defective(factor, direction):
+    rng = generator()
+    good = 0.7 + 0.01 * torch.randn(40, generator=rng)
+    batch = factor * (0.7 + 0.01 * torch.randn(20, generator=rng))
+    batch[:4] = 0.0 if factor > 1 else 1.0
+    found = light_drift(batch, good)
+    assert found.direction == direction
+    assert found.moved == bool(direction)
+    assert found.images == 20
+    assert found.reference == 40
+
+
+def test_a_slight_change_of_light_is_none_however_sure():
+    good = torch.linspace(0.699, 0.701, 40)
+    less, more = light_drift((1 + SLIGHT - 0.01) * good, good), light_drift((1 + SLIGHT + 0.01) * good, good)
+    assert less.p_value < 0.01
+    assert not less.moved
+    assert less.sentence == ""
+    assert more.moved
+    assert more.sentence.startswith(
+        "these images as a whole are 6 % brighter than the good ones of the calibration (p "
+    )
+    assert "at most 1 % of batches are called so falsely" in more.sentence
+    assert more.sentence.endswith("or run firm calibrate on good images taken in this one")
+
+
+def test_photographs_of_one_part_count_once_in_light_too():
+    good, parts = torch.full((40,), 0.5), torch.arange(4).repeat_interleave(10)
+    assert light_drift(torch.full((40,), 0.3), good).moved
+    few = light_drift(torch.full((4,), 0.3), good, parts=parts)
+    assert few.reference == 4
+    assert not few.moved
+
+
+def test_black_images_are_compared_without_dividing_by_their_light():
+    assert light_drift(torch.full((40,), 0.3), torch.zeros(40)).change == 0.0

@@ -145,6 +145,7 @@ def test_heat_maps_are_written_by_place(model: Path, plates: Path, tmp_path: Pat
 def test_a_batch_that_has_moved_is_said(model: Path, plates: Path, tmp_path: Path) -> None:
     good = plates / "test" / "good"
     assert "as a whole" not in run("inspect", model, good)[2]
+    assert json.loads(run("inspect", model, good, "--json")[1])["light"]["direction"] == ""
     (tmp_path / "dim").mkdir()
     (tmp_path / "other").mkdir()
     rng = np.random.default_rng(0)
@@ -155,9 +156,13 @@ def test_a_batch_that_has_moved_is_said(model: Path, plates: Path, tmp_path: Pat
         Image.fromarray(other).resize((SIDE, SIDE)).save(tmp_path / "other" / file.name)
     code, _, err = run("inspect", model, tmp_path / "dim", "--report", tmp_path / "out")
     assert "these images as a whole score higher than the good ones of the calibration" in err
-    assert 'class="note"' in (tmp_path / "out" / "report.html").read_text()
+    assert re.search(r"these images as a whole are [23]\d % darker than the good ones of the calibration", err)
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert page.count('class="note"') == 2
+    assert " % darker than" in page
     code, out, err = run("inspect", model, tmp_path / "other", "--json")
     assert code == 4
+    assert "than the good ones of the calibration" not in err  # of something else nothing more is said
     assert "do not look like the product this detector has learnt: 12 of 12" in err
     assert json.loads(out)["drift"]["foreign"]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
@@ -15,24 +16,39 @@ from firm.calibration import rate_of
 from firm.data import load
 from firm.data.drawn import drawn
 from firm.detector import Detector
+from firm.drift import drift, light_drift, one_of_each
 from firm.evaluate import evaluation, look
+from firm.holdout import split
+from firm.leaks import brightness, thumbnails
 from firm.recipes.industrial import PatchExperiment
 from firm.recipes.recipe import to_json
+from firm.sisters import sisters
 from firm.types import OneClass
 
 DRAWN = 400  # good parts of a drawn product
+JUDGED = 0.2  # part of the good images that is kept back, where those are judged
 
 
 def conduct_promise(
     experiment: PatchExperiment, work: Path, *, device: str = "cpu", tell: Callable[[str], None] | None = None
 ) -> dict[str, Any]:
-    """Fit on the good images with the thresholds that a fit sets unasked, then judge the images to test on."""
+    """Fit on the good images with the thresholds that a fit sets unasked, then judge good images it never saw.
+
+    They are those of the test, or some that were kept back from the fit; whether they moved as a whole is noted.
+    """
     data = load(experiment.data, side=experiment.side)
+    unseen = _unseen(data, experiment.side)
+    if experiment.proof:
+        learn, kept = split(sisters(data.name, data.train), JUDGED, seed=experiment.seed)
+        data, unseen = replace(data, train=data.train[learn]), data.train[kept]
     detector = Detector.fit(
         data, recipe=experiment.recipe, seed=experiment.seed, device=device, folder=work, on_choice=tell
     )
     found = evaluation(detector, look(detector, data.test), data.test, data.anomalous, data.truth)
-    by, scores = detector.decides, detector.score(_unseen(data, experiment.side))
+    by, scores, light = detector.decides, detector.score(unseen), brightness(thumbnails(unseen))
+    shown, parts = sisters(data.name, unseen), torch.tensor(by.shown)
+    moved = drift(one_of_each(scores, shown), torch.tensor(by.scores, dtype=torch.float64), parts=parts)
+    lit = light_drift(one_of_each(light, shown), torch.tensor(by.light, dtype=torch.float64), parts=parts)
     return {
         "data": experiment.data,
         "row": experiment.row,
@@ -46,6 +62,7 @@ def conduct_promise(
             name: asdict(rate_of(int((scores > limit).sum()), len(scores)))
             for name, limit in (("review", by.review), ("fail", by.fail))
         },
+        "moved": {"scores": moved.direction, "light": lit.direction, "by": round(lit.change, 4)},
         "caught": {"share": found.caught, "of": int(data.anomalous.sum())},
         "auroc": asdict(found.overall.auroc),
         "origin": origin(device),

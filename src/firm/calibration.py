@@ -175,6 +175,7 @@ class Calibration:
     source: str
     scores: tuple[float, ...] = ()  # of the good images
     shown: tuple[int, ...] = ()  # the part each of them shows
+    light: tuple[float, ...] = ()  # how bright each of them is, 0 to 1; none where that was not noted
     misses: Misses | None = None
 
     def __post_init__(self) -> None:
@@ -186,7 +187,8 @@ class Calibration:
     @property
     def id(self) -> str:
         """Names it by all it says, its model included: two with one name decide and promise alike."""
-        return hashlib.sha256(json.dumps([SCHEMA, asdict(self)], sort_keys=True).encode()).hexdigest()[:16]
+        said = {name: value for name, value in asdict(self).items() if value or name != "light"}  # added later
+        return hashlib.sha256(json.dumps([SCHEMA, said], sort_keys=True).encode()).hexdigest()[:16]
 
     def surely(self, limit: float) -> float | None:
         """The rate of good parts above a limit that this very calibration keeps with 95 % confidence.
@@ -232,10 +234,14 @@ def calibration_of(
     model: str,
     peaks: Float[Tensor, " n"] | None = None,
     parts: Int[Tensor, " n"] | None = None,
+    light: Float[Tensor, " n"] | None = None,
     defects: Float[Tensor, " m"] | None = None,
     wishes: Wishes | None = None,
 ) -> Calibration:
-    """Both thresholds from the scores of held-out good images, that of regions from the maxima of their maps."""
+    """Both thresholds from the scores of held-out good images, that of regions from the maxima of their maps.
+
+    `light` is how bright the images are; it decides nothing and is kept for comparison.
+    """
     wishes = wishes or Wishes()
     if wishes.misses is not None and defects is None:
         raise FirmError("a wished rate of misses needs labelled defects; give some")
@@ -261,6 +267,7 @@ def calibration_of(
         source=_source(len(good), count, 0 if defects is None else len(defects), wishes),
         scores=tuple(good.double().tolist()),
         shown=tuple(range(len(good)) if parts is None else parts.unique(return_inverse=True)[1].tolist()),
+        light=() if light is None else tuple(light.double().tolist()),
         misses=misses,
     )
 

@@ -52,7 +52,7 @@ def from_json(values: Any) -> Calibration:
 def _nested(fields: dict[str, Any]) -> dict[str, Any]:
     """The values that are more than a number, as what they are."""
     promises = {name: fields[name] and Promise(**fields[name]) for name in ("reviewed", "failed", "marked")}
-    good = {name: tuple(fields[name]) for name in ("scores", "shown")}
+    good = {name: tuple(fields[name]) for name in ("scores", "shown", "light") if name in fields}
     misses = fields["misses"]
     if misses is not None:
         misses = Misses(**(misses | {name: Rate(**misses[name]) for name in ("unfailed", "passed")}))

@@ -32,7 +32,7 @@ from firm.foretelling import MEMORY, most_images
 from firm.holdout import split, usual, wanted
 from firm.ignoring import scaled
 from firm.images import Preprocessing, Source, decode, resize
-from firm.leaks import THUMB, copies, thumbnails
+from firm.leaks import THUMB, brightness, copies, thumbnails
 from firm.localiser import CHUNK, Localiser, Look, fit_localiser, is_grey
 from firm.model_folder import read_model, write_model
 from firm.preferring import prefer
@@ -255,7 +255,7 @@ class Detector:
             regions = () if by.pixel is None else regions_of(heat, by.pixel, *picture.shape[:2])
         called = name or (str(source) if isinstance(source, Path | str) else "image")
         verdict = Verdict(called, score, by.verdict(score), regions, self.id, by.id, by.review, by.fail)
-        return Examined(verdict, picture, heat, look)
+        return Examined(verdict, picture, float(brightness(thumbnails(pixels))), heat, look)
 
     def calibrate(
         self,
@@ -295,7 +295,10 @@ class Detector:
     ) -> Calibration:
         scores, peaks = self.measured(good, on_image)
         wrong = None if defects is None else self.measured(defects, on_image)[0]
-        return calibration_of(scores, model=self.id, peaks=peaks, parts=parts, defects=wrong, wishes=wishes)
+        light = brightness(thumbnails(good))
+        return calibration_of(
+            scores, model=self.id, peaks=peaks, parts=parts, light=light, defects=wrong, wishes=wishes
+        )
 
     def measured(
         self, images: UInt8[Tensor, "n c h w"], on_image: Callable[[int], None] | None = None

@@ -19,6 +19,11 @@ def thumbnails(images: UInt8[Tensor, "n c h w"]) -> UInt8[Tensor, "n s s"]:
     return small.round().to(torch.uint8)
 
 
+def brightness(thumbnails: UInt8[Tensor, "n s s"]) -> Float[Tensor, " n"]:
+    """The mean grey level of each, 0 to 1: a sign of another light, whatever a detector makes of it."""
+    return thumbnails.float().mean(dim=(1, 2)) / 255
+
+
 def copies(images: UInt8[Tensor, "m c h w"], known: UInt8[Tensor, "n s s"]) -> Bool[Tensor, " m"]:
     """Which of the images are known, as far as thumbnails tell: equal, or much nearer than the known are to each other.
 

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-BLOCK = 1024  # keys and queries of one matrix product: 4 MB of products
+BLOCK, KEYS = 1024, 512  # queries and keys of one matrix product: 2 MB of products
 
 Some = slice | Tensor  # cells: a run of them, or their numbers
 Visit = tuple[slice, Some]  # keys, and the cells whose queries are compared with them
@@ -76,12 +76,15 @@ def largest_products(
     """The k largest products of every query with the keys its cell looks at; given whose both are, those of others."""
     cells, images = queries.shape[:2]
     best = queries.new_full((cells, images, k), -math.inf)
+    at_once = max(1, BLOCK // max(1, images))
+    room = queries.new_empty(min(at_once, cells) * images * KEYS)  # fresh memory for every product is a tenth slower
     for rows, looking in visits:
         some_keys, own = keys[rows].T, None if owners is None else (owners[0][:, None] == owners[1][rows]).nonzero().T
-        for some in _portions(looking, cells, max(1, BLOCK // max(1, images))):
+        for some in _portions(looking, cells, at_once):
             # whole cells at a time: indexing would copy number by number
-            asked = queries[some] if isinstance(some, slice) else queries.index_select(0, some)
-            products = (asked.flatten(0, 1) @ some_keys).unflatten(0, (-1, images))
+            asked = (queries[some] if isinstance(some, slice) else queries.index_select(0, some)).flatten(0, 1)
+            products = room[: len(asked) * some_keys.shape[1]].view(len(asked), -1)
+            products = torch.mm(asked, some_keys, out=products).unflatten(0, (-1, images))
             if own is not None:
                 products[:, own[0], own[1]] = -math.inf  # few: a mask would be as large as the products
             best[some] = _largest(best[some], products, k)
@@ -96,7 +99,7 @@ def _largest(best: Float[Tensor, "c n k"], products: Float[Tensor, "c n m"], k: 
 
 
 def _blocks(begin: int, end: int) -> Iterator[slice]:
-    return (slice(at, min(at + BLOCK, end)) for at in range(begin, end, BLOCK))
+    return (slice(at, min(at + KEYS, end)) for at in range(begin, end, KEYS))
 
 
 def _portions(looking: Some, cells: int, at_once: int) -> Iterator[Some]:

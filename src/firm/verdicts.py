@@ -39,10 +39,14 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Examined:
-    """A verdict, the image as it came, the heat over it and the look at it; no heat and look of a whole image."""
+    """A verdict, the image as it came and how bright, the heat over it and the look at it.
+
+    There is no heat and no look where images are compared as one.
+    """
 
     verdict: Verdict
     picture: UInt8[npt.NDArray[np.uint8], "h w 3"]
+    light: float  # its mean grey level, 0 to 1
     heat: Float[Tensor, "r c"] | None
     look: Look | None
 

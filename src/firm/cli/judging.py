@@ -106,13 +106,14 @@ def _mapped(judged: Iterable[Shown], files: list[Path], paths: list[Path], maps:
 
 
 def _values(batch: Inspection, page: Path | None) -> dict[str, Any]:
-    moved = batch.drift()
+    moved, lit = batch.drift(), batch.light_drift()
     return {
         "report": None if page is None else str(page),
         "counts": batch.counts(),
         "images": [asdict(one) for one in batch.verdicts],
         "left_out": [{"file": file, "reason": reason} for file, reason in batch.quarantined],
         "drift": None if moved is None else asdict(moved) | {"sentence": moved.sentence},
+        "light": None if lit is None else asdict(lit) | {"sentence": lit.sentence},
     }
 
 

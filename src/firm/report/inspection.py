@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from firm.detector import Detector
-from firm.drift import Drift, drift, one_of_each
+from firm.drift import Drift, LightDrift, drift, light_drift, one_of_each
 from firm.errors import UnreadableImage
 from firm.explaining import most_similar
 from firm.images import resize
@@ -37,6 +38,8 @@ class Inspection:
     notes: list[str] = field(default_factory=list)  # what is to be said of all of them together, once all are judged
     on_image: Callable[[int], None] | None = None
     _small: list[Tensor] = field(default_factory=list)
+    _light: list[float] = field(default_factory=list)
+    _parts: Int[Tensor, " n"] = field(default_factory=lambda: torch.empty(0, dtype=torch.long))  # found once
 
     def __call__(self, files: Iterable[Path], *, explain: bool = True) -> Iterator[Shown]:
         """Each file judged as it is asked for; one that cannot be used is put aside with the reason."""
@@ -46,9 +49,11 @@ class Inspection:
                 self.on_image(1)
             if shown is not None:
                 yield shown
-        moved = self.drift()
+        moved, lit = self.drift(), self.light_drift()
         if moved is not None and moved.sentence:
             self.notes.append(moved.sentence)
+        if lit is not None and lit.sentence and not (moved is not None and moved.foreign):  # of what is something else
+            self.notes.append(lit.sentence)
 
     def _judged(self, file: Path, explain: bool) -> Shown | None:
         try:
@@ -59,6 +64,7 @@ class Inspection:
             self.quarantined.append((str(file), str(error)))
             return None
         self.verdicts.append(found.verdict)
+        self._light.append(found.light)
         if len(self._small) < COMPARED:
             self._small.append(resize(self.detector.preprocessing.read(found.picture), ENOUGH))
         nearest = most_similar(self.detector, found) if explain else None
@@ -81,10 +87,24 @@ class Inspection:
         by = self.detector.decides
         if not self.verdicts or not by.scores:
             return None
-        scores = torch.tensor([one.score for one in self.verdicts], dtype=torch.float64)
-        if len(scores) == len(self._small):
-            scores = one_of_each(scores, sisters("inspected", torch.cat(self._small)))
+        scores = self._one_of_each([one.score for one in self.verdicts])
         return drift(scores, torch.tensor(by.scores, dtype=torch.float64), parts=torch.tensor(by.shown))
+
+    def light_drift(self) -> LightDrift | None:
+        """The same of the light; None where the calibration does not know its own."""
+        by = self.detector.decides
+        if not self.verdicts or not by.light:
+            return None
+        light = self._one_of_each(self._light)
+        return light_drift(light, torch.tensor(by.light, dtype=torch.float64), parts=torch.tensor(by.shown))
+
+    def _one_of_each(self, values: list[float]) -> Float[Tensor, " k"]:
+        found = torch.tensor(values, dtype=torch.float64)
+        if len(found) > len(self._small):
+            return found
+        if len(self._parts) < len(found):
+            self._parts = sisters("inspected", torch.cat(self._small))
+        return one_of_each(found, self._parts)
 
     def write(
         self, folder: Path, judged: Iterable[Shown], *, model: str, gallery: int = GALLERY, when: str = ""

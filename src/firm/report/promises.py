@@ -11,7 +11,7 @@ from firm.report.tables import SCALE_NOTE
 
 HEAD = (
     "product", "row", "seed", "good images", "held out (parts)", "REVIEW or FAIL: promised", "95 % sure", "realised",
-    "FAIL: promised", "95 % sure", "realised", "defects caught", "image AUROC",
+    "FAIL: promised", "95 % sure", "realised", "moved as a whole", "defects caught", "image AUROC",
 )  # fmt: skip
 
 
@@ -27,7 +27,10 @@ def promise_report(scale: str, seeds: list[int], folder: Path, table: PatchTable
         "the thresholds. Then the images to test on are judged. `promised` is the rate of good parts that thresholds "
         "answer for, `realised` what happened on good images nobody had seen, with its exact 95 % interval. A promise "
         "holds on average over calibrations, and one from few parts may lie well above it or below; `95 % sure` is "
-        "what a single calibration keeps in 19 of 20 cases. Drawn products are judged on 400 good parts."
+        "what a single calibration keeps in 19 of 20 cases. Drawn products are judged on 400 good parts. `moved as a "
+        "whole` is what `firm inspect` says of these good images beside those of the calibration: of a batch that "
+        "moved nothing was promised. Of `parts kept back` a fifth of the good images that come with the product, "
+        "drawn anew with every seed, is kept from the fit and judged, instead of those to test on."
     )
     parts = [f"# {table.title}", SCALE_NOTE[scale] if scale == "smoke" else "", f"Written by `{command}`.", about]
     text = ["\n".join(lines), *_pooled(runs)] if runs else ["Not run yet."]
@@ -58,9 +61,16 @@ def _line(run: dict[str, Any]) -> str:
     for name in ("review", "fail"):
         cells += [f"{100 * run[said][name]:.1f} %" for said in ("promised", "surely")]
         cells.append(_rate(run["realised"][name]))
+    cells.append(_moved(run["moved"]))
     cells.append(f"{100 * caught['share']:.1f} % of {caught['of']}")
     cells.append(f"{100 * found['value']:.1f} [{100 * found['low']:.1f}, {100 * found['high']:.1f}]")
     return "| " + " | ".join(cells) + " |"
+
+
+def _moved(found: dict[str, Any]) -> str:
+    words = [f"score {found['scores']}"] if found["scores"] else []
+    words += [f"{100 * abs(found['by']):.0f} % {found['light']}"] if found["light"] else []
+    return ", ".join(words) or "no"
 
 
 def _rate(found: dict[str, Any]) -> str:
