@@ -6,7 +6,7 @@ A held-out image whose sister was learnt scores too low, and a threshold set on 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,26 +18,28 @@ SIDE = 16  # px of the thumbnails that are compared
 OTHERS = 20  # neighbours that are surely not all of one part: the distance to the last of them is that of strangers
 FEW = 20  # images below which that cannot be told
 NEAR = 0.5  # of the distance of strangers: sisters are nearer to each other
+GAP = 0.6  # of the distance of the first stranger: that of the last sister, where a folder is to show that it has any
 ENOUGH = 128  # px at which the pose of an object is found
 BLOCK = 1024  # thumbnails compared at once
-WORTH_SAYING = 0.2  # part of the images with sisters from which it is told
+COMMON = 0.2  # part of the images with sisters from which they are the rule: it is told, and all are looked for
 
 
 def sisters(name: str, images: UInt8[Tensor, "n c h w"]) -> Int[Tensor, " n"]:
     """A number for each image, the same for those that seem to show one part; 0, 1, 2, ... in order of appearance.
 
-    Two are sisters if each is much nearer to the other than to its twentieth neighbour (of few images: the middle one),
-    in one pose and whatever the light. Strangers are hardly ever so close, so a folder without sisters gets as many
-    numbers as images.
+    Two are sisters if after them, among the neighbours of each, comes a gap, in one pose and whatever the light: so a
+    folder without sisters gets as many numbers as images, however few or alike these are. Where that makes sisters
+    common, all images are that are much nearer to each other than to their twentieth neighbour (of few images: the
+    middle one), for among many parts strangers lie in some gaps.
     """
     if len(images) < FEW:
         return torch.arange(len(images))
-    thumbnails = _thumbnails(_posed(name, images))
-    near, which = _neighbours(thumbnails)
+    near, which = _neighbours(_thumbnails(_posed(name, images)))
+    groups = _joined(len(images), *_mutual(which, _before_a_gap(near)))
+    if _related(groups) < COMMON * len(images):
+        return groups
     stranger = near[:, -1]
-    close = near < NEAR * torch.minimum(stranger[:, None], stranger[which])
-    first = torch.arange(len(images))[:, None].expand_as(which)
-    return _joined(len(images), first[close], which[close])
+    return _joined(len(images), *_mutual(which, near < NEAR * torch.minimum(stranger[:, None], stranger[which])))
 
 
 def _posed(name: str, images: UInt8[Tensor, "n c h w"]) -> UInt8[Tensor, "n c h w"]:
@@ -68,6 +70,22 @@ def _neighbours(thumbnails: Float[Tensor, "n s"]) -> tuple[Float[Tensor, "n k"],
     return torch.cat(distances), torch.cat(places)
 
 
+def _before_a_gap(near: Float[Tensor, "n k"]) -> Bool[Tensor, "n k"]:
+    """Of distances that rise, those before the last gap."""
+    gap = near[:, :-1] < GAP * near[:, 1:]
+    return F.pad(gap.int().flip(1).cummax(1).values.flip(1), (0, 1)).bool()
+
+
+def _mutual(
+    which: Int[Tensor, "n k"], close: Bool[Tensor, "n k"]
+) -> tuple[Int[Tensor, " links"], Int[Tensor, " links"]]:
+    """Pairs of images each of which is close to the other."""
+    first = torch.arange(len(which))[:, None].expand_as(which)[close]
+    second = which[close]
+    both = torch.isin(first * len(which) + second, second * len(which) + first)
+    return first[both], second[both]
+
+
 def _joined(images: int, first: Int[Tensor, " k"], second: Int[Tensor, " k"]) -> Int[Tensor, " n"]:
     """Numbers of the connected parts: every image takes the least number it is linked to until nothing changes."""
     least = torch.arange(images)
@@ -81,11 +99,16 @@ def _joined(images: int, first: Int[Tensor, " k"], second: Int[Tensor, " k"]) ->
 
 def describe(groups: Int[Tensor, " n"]) -> str:
     """What was found, in words; nothing where hardly any image has a sister."""
-    sizes = groups.bincount()
-    related = int(sizes[sizes > 1].sum())
-    if related < WORTH_SAYING * len(groups):
+    related = _related(groups)
+    if related < COMMON * len(groups):
         return ""
     return (
         f"sisters: {related} of the {len(groups)} good images seem to show a part that others show too, "
-        f"{len(sizes)} parts in all; images of one part are kept together"
+        f"{len(groups.unique())} parts in all; images of one part are kept together"
     )
+
+
+def _related(groups: Int[Tensor, " n"]) -> int:
+    """How many images have a sister."""
+    sizes = groups.bincount()
+    return int(sizes[sizes > 1].sum())
