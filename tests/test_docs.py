@@ -9,15 +9,13 @@ import pytest
 import torch
 
 from firm.data.drawn import drawn, write_folder
-from firm.recipes import presets
-from firm.recipes.recipe import change
 
 PAGE = Path(__file__).parent.parent / "docs" / "python.md"
 
 
 @pytest.fixture
 def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Small parts, and the default settings with fewer and smaller steps."""
+    """Small parts, learnt by default settings."""
     import cv2
 
     write_folder(tmp_path / "drawn", "plate", size=64, train=30, good=19, bad=1)
@@ -27,8 +25,6 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "parts" / "new").mkdir()
     for number, part in enumerate(drawn("plate", size=64, train=0, good=9, bad=9, seed=5)[1]):
         cv2.imwrite(str(tmp_path / "parts" / "new" / f"{number:03d}.png"), part.image)
-    small = {"training.epochs": 1, "training.batch": 8, "size": 64, "automatic": (), "tiling.stride": 16}
-    monkeypatch.setattr("firm.detector.INSPECT", change(presets.INSPECT, small))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -132,7 +132,7 @@ def test_minutes_on_the_command_line(tmp_path, monkeypatch):
 
 def test_installed_weights_are_started_from_and_without_them_wavelets_are(monkeypatch, tmp_path):
     for there, found in ((True, "efficientnet-lite0"), (False, "wavelets")):
-        monkeypatch.setattr("firm.backbones.installed", lambda name, there=there: there)
+        monkeypatch.setattr("firm.recipes.presets.installed", lambda name, there=there: there)
         assert best_encoder(str(tmp_path)) == found
 
 
@@ -148,7 +148,7 @@ def test_installed_weights_are_started_from_and_without_them_wavelets_are(monkey
 )
 def test_a_fit_starts_from_installed_weights_unless_told_otherwise(options, encoder, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr("firm.backbones.installed", lambda name: True)
+    monkeypatch.setattr("firm.recipes.presets.installed", lambda name: True)
     monkeypatch.setattr("firm.cli.learning.made_ready", lambda data, out, asked: seen.append(asked) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run("fit", tmp_path, "-o", tmp_path / "a.firm", *options)

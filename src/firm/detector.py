@@ -36,7 +36,8 @@ from firm.leaks import THUMB, brightness, copies, thumbnails
 from firm.localiser import CHUNK, Localiser, Look, fit_localiser, is_grey
 from firm.model_folder import read_model, write_model
 from firm.preferring import prefer
-from firm.recipes.presets import FAST, INSPECT
+from firm.recipes.presets import FAST
+from firm.recipes.presets import usual as usual_recipe
 from firm.recipes.recipe import Recipe, from_json, sparse, to_json
 from firm.restoring import localiser_from, network_from, network_of, under
 from firm.runs import Run
@@ -97,13 +98,14 @@ class Detector:
     ) -> Detector:
         """Learn from good images; a part of them is held out of training and sets the thresholds.
 
-        A folder, or a name such as mvtec:screw, is learnt patch by patch unless a recipe says otherwise, tensors whole.
+        Unless a recipe says otherwise a folder, or a name such as mvtec:screw, is learnt patch by patch, as `firm fit`
+        does it, tensors whole.
         `false_calls` is the wished rate of good parts that do not PASS, `fail` of those that FAIL. With a folder the
         training is resumable: call again with the same arguments after any interruption. `parts`
         numbers the part each image shows; without it that is looked for. `ignored` pixels, of whole images at any size,
         never decide. Of a folder with more images than so many gigabytes of `memory` hold, some are drawn.
         """
-        recipe = recipe or (INSPECT if isinstance(good, Path | str) else FAST)
+        recipe = recipe or (usual_recipe() if isinstance(good, Path | str) else FAST)
         wishes, most = Wishes(false_calls=false_calls, fail=fail), most_images(recipe, side_for(recipe), memory)
         data = data_of(good, recipe, ignored, most=most)
         parts = sisters(data.name, data.train) if parts is None else parts

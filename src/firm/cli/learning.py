@@ -31,7 +31,6 @@ from firm.cli.options import (
 from firm.cli.terminal import Update, bar, say, settle, show
 from firm.errors import FirmError, named
 
-BACKBONE = "efficientnet-lite0"
 CURVE = "curve.png"
 MEMORY = 6.0  # GB, as firm.foretelling.MEMORY, which takes long to import
 
@@ -230,15 +229,17 @@ def run_folder(out: Path) -> Path:
 
 def best_encoder(data: str) -> str:
     """The backbone to start from where there is a choice: the one whose weights are installed, else wavelets."""
-    from firm.backbones import WAVELETS, installed
+    from firm.backbones import WAVELETS
     from firm.data import files_to_learn
+    from firm.recipes.presets import usual
 
     files_to_learn(data)  # a folder that is not there is to be said first
-    if installed(BACKBONE):
-        say(f"pretrained features of {BACKBONE}")
-        return BACKBONE
-    say("no pretrained weights are installed (pip install 'firm[pretrained]'): wavelets describe the patches")
-    return WAVELETS
+    name = usual().pretrained.name
+    if name == WAVELETS:
+        say("no pretrained weights are installed (pip install 'firm[pretrained]'): wavelets describe the patches")
+    else:
+        say(f"pretrained features of {name}")
+    return name
 
 
 def preset_with(encoder: str | None) -> str | None:

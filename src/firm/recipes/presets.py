@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from firm.adaptor import Pretrained
+from firm.backbones import installed
 from firm.bank import Memory
 from firm.colour import Jitter
 from firm.encoder import Encoder, Head
@@ -120,6 +121,11 @@ PRESETS = {
     "adapted": ADAPTED,
     "wavelets": WAVES,
 }
+
+
+def usual() -> Recipe:
+    """What a folder of parts is learnt with unasked: pretrained features if their weights are there, or wavelets."""
+    return ADAPTED if installed(ADAPTED.pretrained.name) else WAVES
 
 
 def recipe(preset: str, **changes: object) -> Recipe:
