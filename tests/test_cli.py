@@ -41,7 +41,7 @@ from firm.types import FirmError
 
 SMALL = ("--set=encoder.width=8", "--set=encoder.head.hidden=[16]", "--set=training.epochs=1", "--set=training.batch=8")
 WHOLE = ("--preset=parts", *SMALL, "--set=size=32")
-PATCHES = (*SMALL, "--set=size=96", "--set=tiling.stride=16", "--set=views.fore=0.3")
+PATCHES = ("--preset=inspect", *SMALL, "--set=size=96", "--set=tiling.stride=16", "--set=views.fore=0.3")
 
 
 @dataclass
@@ -538,6 +538,7 @@ def test_outliers_are_drawn_of_every_source(plates: Path, tmp_path: Path) -> Non
         (["fit", "cifar11:bird", "-o", "x.firm"], "neither a folder nor a data set"),
         (["fit", "PLATES", "-o", "x.firm", "--set", "training.epoch=3"], "no setting 'training.epoch'"),
         (["fit", "PLATES", "-o", "x.firm", "--set", "training.epochs=many"], "must be of type int"),
+        (["fit", "PLATES", "-o", "x.firm", "--set", "encoder.width=8"], "add --preset inspect"),
         (["fit", "PLATES", "-o", "x.firm", "--preset", "slow"], "no preset 'slow'"),
         (["fit", "PLATES", "-o", "x.firm", "--device", "cuda:7"], "try --device cpu"),
         (["fit", "PLATES", "-o", "."], "is a folder of other things; name a new one"),
@@ -545,7 +546,7 @@ def test_outliers_are_drawn_of_every_source(plates: Path, tmp_path: Path) -> Non
         (["fit", "PLATES", "-o", "x.firm", *WHOLE, "--set", "score.by.k=500"], "use a smaller k"),
         (["fit", "PLATES", "-o", "/dev/null/x.firm", *WHOLE], "Not a directory"),
         (["fit", "PLATES", "-o", "x.firm", "--preset=parts"], "fewer than one batch of 32; add images or set"),
-        (["fit", "PLATES", "-o", "x.firm", *SMALL, "--set=size=16"], "is smaller than a 32px tile"),
+        (["fit", "PLATES", "-o", "x.firm", "--preset=inspect", *SMALL, "--set=size=16"], "is smaller than a 32px tile"),
         (["score", "missing.firm", "a.png"], "there is no detector missing.firm"),
         (["score", "x.firm", "a.png", "--threads", "-1"], "Invalid value for '--threads'"),
         (["evaluate", "missing.firm", "PLATES"], "there is no detector missing.firm"),

@@ -564,7 +564,9 @@ SETTINGS = [
 
 def test_fit_takes_a_mask(folder: Path, tmp_path: Path) -> None:
     model = tmp_path / "part.firm"
-    code, _, err = run("fit", folder / "good", "-o", model, "--ignore", folder / "mask.png", *SETTINGS)
+    code, _, err = run(
+        "fit", folder / "good", "-o", model, "--ignore", folder / "mask.png", "--preset=inspect", *SETTINGS
+    )
     assert code == 0, err
     assert "ignored: 19.1 % of the pixels" in err
     kept = Detector.load(model).ignored

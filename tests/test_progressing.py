@@ -140,7 +140,7 @@ def test_installed_weights_are_started_from_and_without_them_wavelets_are(monkey
     ("options", "encoder"),
     [
         ((), "efficientnet-lite0"),  # nothing is asked for: what serves best is taken
-        (("--set=training.epochs=3",), ""),  # a setting is one of the preset that is the default
+        (("--set=training.epochs=3",), "efficientnet-lite0"),  # and a setting changes nothing but itself
         (("--preset=inspect",), ""),
         (("--preset=inspect", "--minutes=1"), ""),
         (("--minutes=1", "--set=training.epochs=3"), "efficientnet-lite0"),
@@ -162,7 +162,8 @@ def test_of_more_images_than_the_memory_holds_some_are_drawn(tmp_path, monkeypat
     settings += ["features=pixels", "tiling.size=16", "tiling.stride=16", "views.sizes=[16]", "training.epochs=1"]
     asked = recipe_of("inspect", settings)
     room = memory_of(asked, 48, 10) + 1e-6
-    command = ["fit", tmp_path / "plates", "-o", tmp_path / "a.firm", *[f"--set={one}" for one in settings]]
+    command = ["fit", tmp_path / "plates", "-o", tmp_path / "a.firm", "--preset=inspect"]
+    command += [f"--set={one}" for one in settings]
     code, out, err = run(*command, f"--memory={room}", "--json")
     assert code == 0, err
     assert "24 good images: 10 of them, drawn evenly, are read; 0.7" in err

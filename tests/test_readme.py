@@ -31,11 +31,8 @@ def workshop(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_five_lines_of_python_run(workshop: Path) -> None:
-    code = "import torch; torch.set_num_threads(1)\n" + block("python").replace(
-        'recipe("inspect")',
-        'recipe("inspect", **{"training.epochs": 1, "training.batch": 8, "size": 64, "automatic": []})',
-    )
+def test_the_lines_of_python_run(workshop: Path) -> None:
+    code = "import torch; torch.set_num_threads(1)\n" + block("python")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=workshop)
     assert done.returncode == 0, done.stderr
     assert "Calibration(" in done.stdout
@@ -46,7 +43,7 @@ def test_the_five_lines_of_python_run(workshop: Path) -> None:
 def test_the_lines_of_shell_run(workshop: Path) -> None:
     lines = [line.partition("#")[0].split() for line in block("sh", 1).splitlines()]
     assert [line[1] for line in lines] == ["fit", "inspect", "calibrate", "evaluate"]
-    lines[0] += ["--set=training.epochs=1", "--set=training.batch=8", "--set=size=64"]
+    lines[0] += ["--set=training.epochs=1", "--set=size=96"]
     for line in lines:
         command = [sys.executable, "-m", *line, "--threads=1"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=workshop)

@@ -120,7 +120,7 @@ def fit(
     from firm.promises import sentences
 
     settle(device, threads)
-    left_open = not preset and (minutes or not settings) and preset_for(data) == "inspect"
+    left_open = not preset and preset_for(data) == "inspect"  # a setting changes itself and nothing else
     encoder = encoder or (best_encoder(data) if left_open else None)
     asked = Asked(
         preset=preset or preset_with(encoder),
@@ -266,6 +266,10 @@ def within_minutes(recipe: Recipe, images: OneClass, minutes: float, folder: Pat
 
 def _with_encoder(settings: list[str] | None, encoder: str | None) -> list[str]:
     """The settings with the backbone among them; one that is set by path wins."""
+    for one in settings or [] if encoder else []:
+        path = one.partition("=")[0]
+        if path.startswith("encoder.") and not path.startswith("encoder.head"):
+            raise FirmError(f"{path} is of an encoder learnt from scratch, and {encoder} is none; add --preset inspect")
     return [*([f"pretrained.name={encoder}"] if encoder else []), *(settings or [])]
 
 
