@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,16 +13,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+import contracts
 from firm.detector import Detector
 from firm.fitting import as_data
 from firm.foretelling import foretell
 from firm.holdout import split, usual, wanted
 from firm.model_folder import CARD, read_model, write_model
-from firm.recipes.presets import PARTS
+from firm.recipes.presets import ADAPTED, FAST, PARTS, WAVES
 from firm.recipes.recipe import Recipe, change
 from firm.scores import SCORINGS
 from firm.sisters import sisters
-from firm.types import FirmError
+from firm.types import FirmError, OneClass
 
 
 def stripes(n: int, *, seed: int, upright: bool = True) -> Tensor:
@@ -254,3 +256,18 @@ def test_grey_images_of_another_size_are_fine() -> None:
     fitted = Detector.fit(stripes(20, seed=0)[:, :1], recipe=change(SMALL, {"training.epochs": 1}))
     assert fitted.score(stripes(3, seed=1)[:, :1, :20, :20]).shape == (3,)
     assert fitted.score(stripes(0, seed=1)).shape == (0,)
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_parts_are_learnt_as_the_command_learns_them(weights, monkeypatch, tmp_path):
+    """Whatever they are given as; a class of a semantic set and bare tensors are looked at whole."""
+    seen = []
+    monkeypatch.setattr("firm.recipes.presets.installed", lambda name: weights)
+    monkeypatch.setattr("firm.detector.most_images", lambda recipe, *_: seen.append(recipe) or 1 / 0)
+    images = contracts.images_of(4, 3, 16)
+    parts = OneClass(str(tmp_path), images, images[:0], torch.zeros(0, dtype=torch.bool), 16)
+    birds = replace(parts, name="cifar10:bird")
+    for good in (tmp_path, str(tmp_path), "mvtec:screw", parts, birds, "cifar10:bird", images):
+        with pytest.raises(ZeroDivisionError):
+            Detector.fit(good)
+    assert seen == 4 * [ADAPTED if weights else WAVES] + 3 * [FAST]

@@ -421,3 +421,14 @@ def test_photographs_of_one_part_count_once_in_light_too():
 
 def test_black_images_are_compared_without_dividing_by_their_light():
     assert light_drift(torch.full((40,), 0.3), torch.zeros(40)).change == 0.0
+
+
+@pytest.mark.parametrize("told", [drift, light_drift])
+def test_a_fifth_of_the_images_may_be_defects_however_many_photographs_the_good_parts_have(told):
+    """48 good images of 4 parts count as 4, and each of the 12 defects as one: that is no batch that moved."""
+    good = torch.linspace(0.69, 0.71, 40)
+    batch = torch.cat([good[::12], torch.full((12,), 0.95)])
+    assert not told(batch, good, images=60).moved
+    assert told(batch, good).moved  # 16 images by themselves, 12 of them odd
+    few = told(batch[-3:], good, images=60)  # so few parts that all may be defects
+    assert few.p_value == 1.0 or not few.moved

@@ -29,6 +29,7 @@ from firm.fitting import as_data, task_of
 from firm.foreground import Rule
 from firm.ignoring import check_ignored, filled, read_ignored, scaled, usual_look
 from firm.images import Preprocessing, resize, shape_of
+from firm.leaks import brightness
 from firm.localiser import Localiser, Looker, fit_localiser, object_part
 from firm.outliers import LOCAL, OUTLIERS
 from firm.outliers.sparing import spared
@@ -602,3 +603,17 @@ def test_masks_shows_what_is_ignored(folder: Path, tmp_path: Path) -> None:
         pixels = np.asarray(Image.open(tmp_path / "sheet.png").convert("RGB")).astype(int)
         shown.append(int(((pixels[..., 0] - pixels[..., 2]) > 40).sum()))
     assert shown[1] > shown[0] + 1000
+
+
+def test_what_is_ignored_is_no_light() -> None:
+    images = torch.full((3, 3, 96, 96), 100, dtype=torch.uint8)
+    mask = torch.zeros(96, 96, dtype=torch.bool)
+    mask[:40, :40] = True
+    images[1, :, :32, :32] = 255  # a display under the mask
+    images[2] = 120
+    plain, masked = brightness(images), brightness(images, mask)
+    assert plain[1] > plain[0]
+    assert masked.tolist() == pytest.approx([100 / 255, 100 / 255, 120 / 255], abs=0.002)
+    mask[:], mask[95, 95] = True, False  # a single pixel counts
+    assert brightness(images, mask).tolist() == pytest.approx([100 / 255, 100 / 255, 120 / 255], abs=0.002)
+    assert brightness(images[:0]).shape == (0,)

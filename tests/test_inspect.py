@@ -79,7 +79,7 @@ def test_every_image_has_the_verdict_python_gives(model: Path, plates: Path, tmp
         assert [region["box"] for region in one["regions"]] == [list(region.box) for region in found.regions]
     words = [one["verdict"] for one in told["images"]]
     assert told["counts"] == {word: words.count(word) for word in ("FAIL", "REVIEW", "PASS")}
-    assert words.count("FAIL") >= 2
+    assert words.count("FAIL") >= 1
     assert code == 4
     assert told["drift"]["images"] == 20
 

@@ -64,6 +64,45 @@ def test_the_blocks_change_nothing(monkeypatch):
     assert torch.equal(sisters("images", images), whole)
 
 
+def discs(count, *, seed, size=0.0):
+    """Parts that differ in nothing but where they lie, and how large they are."""
+    rng = torch.Generator().manual_seed(seed)
+    at, radius = (
+        20 + 24 * torch.rand(count, 2, 1, 1, generator=rng),
+        12 + size * torch.randn(count, 1, 1, generator=rng),
+    )
+    down, across = torch.meshgrid(torch.arange(64.0), torch.arange(64.0), indexing="ij")
+    pixels = 60 + 140 * torch.sigmoid(radius - torch.hypot(down - at[:, 0], across - at[:, 1]))
+    return (pixels + torch.randn(pixels.shape, generator=rng)).clamp(0, 255).to(torch.uint8)[:, None]
+
+
+@pytest.mark.parametrize("size", [0.0, 3.0])
+@pytest.mark.parametrize("count", [25, 60, 200])
+def test_strangers_that_differ_in_little_are_rarely_sisters(count, size):
+    found = sisters("images", discs(count, seed=count, size=size))
+    assert len(found.unique()) >= 0.9 * count
+    assert int(found.bincount().max()) <= 4
+
+
+def test_no_pair_that_a_gap_tells_is_lost_for_there_being_many(monkeypatch):
+    """Pairs as far apart as a gap just allows, which are further than sisters are by the distance of strangers."""
+    rng = torch.Generator().manual_seed(0)
+    alone = F.normalize(torch.randn(30, 256, generator=rng), dim=1)
+    other = F.normalize(alone + 0.82 * F.normalize(torch.randn(30, 256, generator=rng), dim=1), dim=1)
+    both = torch.cat([alone, other])
+    near, which = module._neighbours(both)
+    first, second = module._mutual(which, module._before_a_gap(near, module.GAP))
+    assert len(first) > 42  # most of the 60
+    stranger = near[:, -1]
+    nearer = near < module.NEAR * torch.minimum(stranger[:, None], stranger[which])
+    assert len(module._mutual(which, nearer)[0]) < len(first)
+    monkeypatch.setattr(module, "_thumbnails", lambda images: both)
+    monkeypatch.setattr(module, "_posed", lambda name, images: images)
+    found = sisters("images", torch.zeros(60, 1, 2, 2, dtype=torch.uint8))
+    assert bool((found[first] == found[second]).all())
+    assert len(found.unique()) >= 30
+
+
 def test_a_few_sisters_among_strangers_are_found_and_nobody_else():
     images = torch.cat([photographs(60, 1), photographs(60, 1)[:3], photographs(60, 1, seed=1)[:2]])
     found = sisters("images", images)
@@ -74,9 +113,9 @@ def test_a_few_sisters_among_strangers_are_found_and_nobody_else():
     st.lists(st.lists(st.floats(0, 10), min_size=6, max_size=6).map(sorted), min_size=1, max_size=8).map(torch.tensor)
 )
 def test_what_lies_before_the_last_gap_by_definition(near):
-    found = module._before_a_gap(near)
+    found = module._before_a_gap(near, 0.5)
     for row, said in zip(near, found, strict=True):
-        gaps = [place for place in range(5) if row[place] < module.GAP * row[place + 1]]
+        gaps = [place for place in range(5) if row[place] < 0.5 * row[place + 1]]
         assert said.tolist() == [bool(gaps) and place <= gaps[-1] for place in range(6)]
 
 

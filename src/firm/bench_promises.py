@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from firm.bench import origin
@@ -16,10 +16,10 @@ from firm.calibration import rate_of
 from firm.data import load
 from firm.data.drawn import drawn
 from firm.detector import Detector
-from firm.drift import drift, light_drift, one_of_each
+from firm.drift import Drift, LightDrift, drift, light_drift, one_of_each
 from firm.evaluate import evaluation, look
 from firm.holdout import split
-from firm.leaks import brightness, thumbnails
+from firm.leaks import brightness
 from firm.recipes.industrial import PatchExperiment
 from firm.recipes.recipe import to_json
 from firm.sisters import sisters
@@ -37,18 +37,17 @@ def conduct_promise(
     They are those of the test, or some that were kept back from the fit; whether they moved as a whole is noted.
     """
     data = load(experiment.data, side=experiment.side)
-    unseen = _unseen(data, experiment.side)
     if experiment.proof:
         learn, kept = split(sisters(data.name, data.train), JUDGED, seed=experiment.seed)
         data, unseen = replace(data, train=data.train[learn]), data.train[kept]
+    else:
+        unseen = _unseen(data, experiment.side)
     detector = Detector.fit(
         data, recipe=experiment.recipe, seed=experiment.seed, device=device, folder=work, on_choice=tell
     )
     found = evaluation(detector, look(detector, data.test), data.test, data.anomalous, data.truth)
-    by, scores, light = detector.decides, detector.score(unseen), brightness(thumbnails(unseen))
-    shown, parts = sisters(data.name, unseen), torch.tensor(by.shown)
-    moved = drift(one_of_each(scores, shown), torch.tensor(by.scores, dtype=torch.float64), parts=parts)
-    lit = light_drift(one_of_each(light, shown), torch.tensor(by.light, dtype=torch.float64), parts=parts)
+    by, scores = detector.decides, detector.score(unseen)
+    moved, lit = _moved(detector, unseen, scores, sisters(data.name, unseen))
     return {
         "data": experiment.data,
         "row": experiment.row,
@@ -67,6 +66,19 @@ def conduct_promise(
         "auroc": asdict(found.overall.auroc),
         "origin": origin(device),
     }
+
+
+def _moved(
+    detector: Detector, images: UInt8[Tensor, "n c h w"], scores: Float[Tensor, " n"], parts: Int[Tensor, " n"]
+) -> tuple[Drift, LightDrift]:
+    """What an inspection would say of them as a whole."""
+    by = detector.decides
+    light, count, known = brightness(images, detector.ignored), len(images), torch.tensor(by.shown)
+    good, lit = torch.tensor(by.scores, dtype=torch.float64), torch.tensor(by.light, dtype=torch.float64)
+    return (
+        drift(one_of_each(scores, parts), good, parts=known, images=count),
+        light_drift(one_of_each(light, parts), lit, parts=known, images=count),
+    )
 
 
 def _unseen(data: OneClass, side: int) -> UInt8[Tensor, "n c h w"]:

@@ -24,6 +24,7 @@ from firm.calibration import Calibration, Threshold, Wishes, calibration_of, of_
 from firm.calibration_file import beside, read_calibration, write_calibration
 from firm.cells import CellTask
 from firm.choosing import choose
+from firm.data import shows_parts
 from firm.embedding import OnImages, teaching
 from firm.encoder import Network
 from firm.examples import NONE, Examples
@@ -36,8 +37,7 @@ from firm.leaks import THUMB, brightness, copies, thumbnails
 from firm.localiser import CHUNK, Localiser, Look, fit_localiser, is_grey
 from firm.model_folder import read_model, write_model
 from firm.preferring import prefer
-from firm.recipes.presets import FAST
-from firm.recipes.presets import usual as usual_recipe
+from firm.recipes import presets
 from firm.recipes.recipe import Recipe, from_json, sparse, to_json
 from firm.restoring import localiser_from, network_from, network_of, under
 from firm.runs import Run
@@ -98,14 +98,14 @@ class Detector:
     ) -> Detector:
         """Learn from good images; a part of them is held out of training and sets the thresholds.
 
-        Unless a recipe says otherwise a folder, or a name such as mvtec:screw, is learnt patch by patch, as `firm fit`
-        does it, tensors whole.
+        Unless a recipe says otherwise parts, from a folder, by a name such as mvtec:screw or as `firm.load` gives them,
+        are learnt patch by patch, as `firm fit` does it; a class of a semantic set and bare tensors as whole images.
         `false_calls` is the wished rate of good parts that do not PASS, `fail` of those that FAIL. With a folder the
         training is resumable: call again with the same arguments after any interruption. `parts`
         numbers the part each image shows; without it that is looked for. `ignored` pixels, of whole images at any size,
         never decide. Of a folder with more images than so many gigabytes of `memory` hold, some are drawn.
         """
-        recipe = recipe or (usual_recipe() if isinstance(good, Path | str) else FAST)
+        recipe = recipe or _usual_recipe(good)
         wishes, most = Wishes(false_calls=false_calls, fail=fail), most_images(recipe, side_for(recipe), memory)
         data = data_of(good, recipe, ignored, most=most)
         parts = sisters(data.name, data.train) if parts is None else parts
@@ -257,7 +257,7 @@ class Detector:
             regions = () if by.pixel is None else regions_of(heat, by.pixel, *picture.shape[:2])
         called = name or (str(source) if isinstance(source, Path | str) else "image")
         verdict = Verdict(called, score, by.verdict(score), regions, self.id, by.id, by.review, by.fail)
-        return Examined(verdict, picture, float(brightness(thumbnails(pixels))), heat, look)
+        return Examined(verdict, picture, float(brightness(pixels, self.ignored)), heat, look)
 
     def calibrate(
         self,
@@ -297,7 +297,7 @@ class Detector:
     ) -> Calibration:
         scores, peaks = self.measured(good, on_image)
         wrong = None if defects is None else self.measured(defects, on_image)[0]
-        light = brightness(thumbnails(good))
+        light = brightness(good, self.ignored)
         return calibration_of(
             scores, model=self.id, peaks=peaks, parts=parts, light=light, defects=wrong, wishes=wishes
         )
@@ -379,6 +379,12 @@ class Detector:
         if calibration is not False and (calibration is not True or file.exists()):
             detector.calibration = read_calibration(file, model=detector.id)
         return detector
+
+
+def _usual_recipe(good: Path | str | Tensor | OneClass) -> Recipe:
+    if isinstance(good, Tensor):
+        return presets.FAST
+    return presets.usual() if shows_parts(good.name if isinstance(good, OneClass) else str(good)) else presets.FAST
 
 
 def _finite(scores: Float[Tensor, " n"]) -> Float[Tensor, " n"]:

@@ -99,17 +99,19 @@ def drift(
     reference: Float[Tensor, " n"],
     *,
     parts: Int[Tensor, " n"] | None = None,
+    images: int = 0,
     level: float = 0.01,
 ) -> Drift:
     """Compares the scores of a batch with those of held-out good images; `parts` numbers the part each of these shows.
 
     The batch is taken to show a part once; of several photographs of its parts give only `one_of_each`, or the rate of
-    false alarms is higher than stated.
+    false alarms is higher than stated, and the number of all `images`: a fifth of those may be defects, each of another
+    part.
     """
     new, good = _checked(batch, "batch"), _checked(reference, "calibration")
     _check_level(level)
     alone = good if parts is None else one_of_each(good, parts)
-    kept = new.sort().values[: len(new) - _allowed(len(new))]  # any of the others may be a defect
+    kept = new.sort().values[: max(0, len(new) - _allowed(max(images, len(new))))]  # any other may be a defect
     higher, lower = _chance_of_higher(kept, alone), _chance_of_higher(-new, -alone)
     p_value = min(1.0, 2 * min(higher, lower))
     enough = 2 * _least_chance(len(kept), len(alone)) <= level
@@ -125,6 +127,7 @@ def light_drift(
     reference: Float[Tensor, " n"],
     *,
     parts: Int[Tensor, " n"] | None = None,
+    images: int = 0,
     level: float = 0.01,
 ) -> LightDrift:
     """The same of how bright the images are; a change below `SLIGHT` is none, however sure.
@@ -134,7 +137,7 @@ def light_drift(
     new, good = _checked(batch, "batch"), _checked(reference, "calibration")
     _check_level(level)
     alone = good if parts is None else one_of_each(good, parts)
-    allowed = _allowed(len(new))
+    allowed = min(len(new), _allowed(max(images, len(new))))
     ordered = new.sort().values
     brighter = _chance_of_higher(ordered[: len(new) - allowed], alone)
     darker = _chance_of_higher(-ordered[allowed:], -alone)
@@ -213,7 +216,7 @@ def _checked(scores: Float[Tensor, " n"], name: str) -> Float[Tensor, " n"]:
 
 
 def _chance_of_higher(new: Float[Tensor, " g"], good: Float[Tensor, " n"]) -> float:
-    return float(chance_of(surprise(new[None], good[None]), len(new), len(good)))
+    return float(chance_of(surprise(new[None], good[None]), len(new), len(good))) if len(new) else 1.0
 
 
 def _counted(number: int, name: str) -> str:

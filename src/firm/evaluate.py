@@ -17,7 +17,7 @@ from firm.detector import Detector
 from firm.encoder import ResNet18
 from firm.ignoring import scaled
 from firm.images import Preprocessing
-from firm.leaks import brightness, copies, thumbnails
+from firm.leaks import copies, thumbnails
 from firm.localisation import Localisation, localisation
 from firm.metrics import Interval, auroc, auroc_interval
 from firm.scores import Scoring, fit_scorings, reference_features, score_images
@@ -213,10 +213,9 @@ def _confusion(by: Calibration | None, scores: Float[Tensor, " m"], kinds: list[
 
 def trivial(images: UInt8[Tensor, "m c h w"], anomalous: Bool[Tensor, " m"], known: UInt8[Tensor, "n s s"]) -> Trivial:
     """What brightness alone and the nearest whole good image alone would reach on these images."""
-    small = thumbnails(images)
-    flat = small.float().flatten(1)
-    nearest = torch.cdist(flat, known.float().flatten(1)).amin(1) if len(known) else torch.zeros(len(flat))
-    return Trivial(auroc(brightness(small), anomalous), auroc(nearest, anomalous))
+    small = thumbnails(images).float().flatten(1)
+    nearest = torch.cdist(small, known.float().flatten(1)).amin(1) if len(known) else torch.zeros(len(small))
+    return Trivial(auroc(small.mean(1), anomalous), auroc(nearest, anomalous))
 
 
 def _kind(

@@ -21,6 +21,7 @@ def unit(embeddings: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     return F.normalize(embeddings.float(), dim=1, eps=1e-12)
 
 
+@torch.no_grad()
 def nearest(queries: Float[Tensor, "n d"], bank: Float[Tensor, "m d"], k: int) -> Float[Tensor, "n k"]:
     """The k largest cosines of each query to the bank, both given as unit vectors, largest first."""
     if not 1 <= k <= len(bank):
@@ -28,7 +29,7 @@ def nearest(queries: Float[Tensor, "n d"], bank: Float[Tensor, "m d"], k: int) -
     if not len(queries):
         return queries.new_empty(0, k)
     rows = min(len(queries), max(1, CHUNK // len(bank)))
-    room = torch.empty(rows, len(bank), device=queries.device)  # fresh memory for every product is a tenth slower
+    room = queries.new_empty(rows, len(bank))  # fresh memory for every product is a tenth slower
     parts = []
     for some in queries.split(rows):
         cosines = torch.mm(some, bank.T, out=room[: len(some)])

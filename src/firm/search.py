@@ -66,6 +66,7 @@ class Places:
         return torch.maximum(down, across) <= reaches[:, None]
 
 
+@torch.no_grad()
 def largest_products(
     keys: Float[Tensor, "m e"],
     visits: list[Visit],

@@ -18,28 +18,35 @@ SIDE = 16  # px of the thumbnails that are compared
 OTHERS = 20  # neighbours that are surely not all of one part: the distance to the last of them is that of strangers
 FEW = 20  # images below which that cannot be told
 NEAR = 0.5  # of the distance of strangers: sisters are nearer to each other
-GAP = 0.6  # of the distance of the first stranger: that of the last sister, where a folder is to show that it has any
+GAP = 0.6  # of the distance of the first stranger: that of the last sister
+SURELY = 0.4  # the same where sisters are not the rule: of parts that differ in little, strangers lie before some gaps
+IN_GROUPS, IN_ALL = (
+    0.3,
+    0.7,
+)  # part of the images in groups of three or more, or with any sister: then they are the rule
 ENOUGH = 128  # px at which the pose of an object is found
 BLOCK = 1024  # thumbnails compared at once
-COMMON = 0.2  # part of the images with sisters from which they are the rule: it is told, and all are looked for
+WORTH_SAYING = 0.2  # part of the images with sisters from which it is told
 
 
 def sisters(name: str, images: UInt8[Tensor, "n c h w"]) -> Int[Tensor, " n"]:
     """A number for each image, the same for those that seem to show one part; 0, 1, 2, ... in order of appearance.
 
-    Two are sisters if after them, among the neighbours of each, comes a gap, in one pose and whatever the light: so a
-    folder without sisters gets as many numbers as images, however few or alike these are. Where that makes sisters
-    common, all images are that are much nearer to each other than to their twentieth neighbour (of few images: the
-    middle one), for among many parts strangers lie in some gaps.
+    Two are sisters if after them, among the neighbours of each, comes a gap, in one pose and whatever the light. Where
+    that makes sisters the rule, so are those that are much nearer to each other than to their twentieth neighbour (of
+    few images: the middle one), for among many parts some gaps are closed by strangers. Otherwise only a wide gap
+    tells: strangers that differ in two or three ways, such as where a disc lies, are rarely taken for sisters. Those
+    that differ in a single way are.
     """
     if len(images) < FEW:
         return torch.arange(len(images))
     near, which = _neighbours(_thumbnails(_posed(name, images)))
-    groups = _joined(len(images), *_mutual(which, _before_a_gap(near)))
-    if _related(groups) < COMMON * len(images):
-        return groups
+    close = _before_a_gap(near, GAP)
+    if not _are_the_rule(_joined(len(images), *_mutual(which, close))):
+        return _joined(len(images), *_mutual(which, _before_a_gap(near, SURELY)))
     stranger = near[:, -1]
-    return _joined(len(images), *_mutual(which, near < NEAR * torch.minimum(stranger[:, None], stranger[which])))
+    close |= near < NEAR * torch.minimum(stranger[:, None], stranger[which])
+    return _joined(len(images), *_mutual(which, close))
 
 
 def _posed(name: str, images: UInt8[Tensor, "n c h w"]) -> UInt8[Tensor, "n c h w"]:
@@ -70,9 +77,9 @@ def _neighbours(thumbnails: Float[Tensor, "n s"]) -> tuple[Float[Tensor, "n k"],
     return torch.cat(distances), torch.cat(places)
 
 
-def _before_a_gap(near: Float[Tensor, "n k"]) -> Bool[Tensor, "n k"]:
-    """Of distances that rise, those before the last gap."""
-    gap = near[:, :-1] < GAP * near[:, 1:]
+def _before_a_gap(near: Float[Tensor, "n k"], part: float) -> Bool[Tensor, "n k"]:
+    """Of distances that rise, those before the last gap: where one is less than such a part of the next."""
+    gap = near[:, :-1] < part * near[:, 1:]
     return F.pad(gap.int().flip(1).cummax(1).values.flip(1), (0, 1)).bool()
 
 
@@ -100,7 +107,7 @@ def _joined(images: int, first: Int[Tensor, " k"], second: Int[Tensor, " k"]) ->
 def describe(groups: Int[Tensor, " n"]) -> str:
     """What was found, in words; nothing where hardly any image has a sister."""
     related = _related(groups)
-    if related < COMMON * len(groups):
+    if related < WORTH_SAYING * len(groups):
         return ""
     return (
         f"sisters: {related} of the {len(groups)} good images seem to show a part that others show too, "
@@ -108,7 +115,12 @@ def describe(groups: Int[Tensor, " n"]) -> str:
     )
 
 
-def _related(groups: Int[Tensor, " n"]) -> int:
-    """How many images have a sister."""
+def _are_the_rule(groups: Int[Tensor, " n"]) -> bool:
+    """Whether so many images have sisters that chance does not explain it."""
+    return _related(groups, 3) >= IN_GROUPS * len(groups) or _related(groups) >= IN_ALL * len(groups)
+
+
+def _related(groups: Int[Tensor, " n"], least: int = 2) -> int:
+    """How many images are in groups of at least so many."""
     sizes = groups.bincount()
-    return int(sizes[sizes > 1].sum())
+    return int(sizes[sizes >= least].sum())

@@ -25,10 +25,9 @@ BY_HAND = {  # what a preset leaves to be chosen -> the setting that a person ma
 
 def preset_for(data: str) -> str:
     """Patches for parts, whole images where a class of a semantic set is the normal one."""
-    from firm.data import DATASETS
+    from firm.data import shows_parts
 
-    facts = DATASETS.get(data.partition(":")[0])
-    return "inspect" if facts is None or facts.side else "fast"
+    return "inspect" if shows_parts(data) else "fast"
 
 
 def recipe_of(preset: str, settings: list[str] | None) -> Recipe:

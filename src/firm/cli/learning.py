@@ -268,8 +268,9 @@ def _with_encoder(settings: list[str] | None, encoder: str | None) -> list[str]:
     """The settings with the backbone among them; one that is set by path wins."""
     for one in settings or [] if encoder else []:
         path = one.partition("=")[0]
-        if path.startswith("encoder.") and not path.startswith("encoder.head"):
-            raise FirmError(f"{path} is of an encoder learnt from scratch, and {encoder} is none; add --preset inspect")
+        if path == "encoder" or (path.startswith("encoder.") and not path.startswith("encoder.head")):
+            how = "fit with --preset inspect and without --encoder"
+            raise FirmError(f"{path} is of an encoder learnt from scratch, and {encoder} is none; {how}")
     return [*([f"pretrained.name={encoder}"] if encoder else []), *(settings or [])]
 
 

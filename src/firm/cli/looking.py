@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from firm.recipes.recipe import Recipe
     from firm.types import OneClass
 
-SOURCES = ("donor", "nsa", "cutpaste-union")
+SOURCES = ("donor", "nsa", "cutpaste-union", "strokes", "shades", "pits")  # those a fit learns from unasked
 SHOWN, DONORS = 12, 64  # good images made into outliers, and those they may take from
 
 

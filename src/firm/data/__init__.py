@@ -120,6 +120,12 @@ DATASETS: dict[str, Dataset] = {
 }
 
 
+def shows_parts(name: str) -> bool:
+    """Whether a name is of parts, to be looked at patch by patch, and not of a class of a semantic set."""
+    facts = DATASETS.get(name.partition(":")[0])
+    return facts is None or facts.side > 0
+
+
 def load(
     name: str,
     root: Path | None = None,

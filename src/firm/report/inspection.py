@@ -88,7 +88,8 @@ class Inspection:
         if not self.verdicts or not by.scores:
             return None
         scores = self._one_of_each([one.score for one in self.verdicts])
-        return drift(scores, torch.tensor(by.scores, dtype=torch.float64), parts=torch.tensor(by.shown))
+        good, count = torch.tensor(by.scores, dtype=torch.float64), len(self.verdicts)
+        return drift(scores, good, parts=torch.tensor(by.shown), images=count)
 
     def light_drift(self) -> LightDrift | None:
         """The same of the light; None where the calibration does not know its own."""
@@ -96,7 +97,8 @@ class Inspection:
         if not self.verdicts or not by.light:
             return None
         light = self._one_of_each(self._light)
-        return light_drift(light, torch.tensor(by.light, dtype=torch.float64), parts=torch.tensor(by.shown))
+        good, count = torch.tensor(by.light, dtype=torch.float64), len(self.verdicts)
+        return light_drift(light, good, parts=torch.tensor(by.shown), images=count)
 
     def _one_of_each(self, values: list[float]) -> Float[Tensor, " k"]:
         found = torch.tensor(values, dtype=torch.float64)
