@@ -260,7 +260,8 @@ def test_wishes_that_cannot_be_meant_name_the_fix():
 
 @pytest.fixture
 def full():
-    return calibrated(peaks=GOOD / 3, defects=torch.tensor([3.0, 400.0, 195.0]), wishes=wishes(misses=0.2))
+    defects, light = torch.tensor([3.0, 400.0, 195.0]), GOOD / 1000
+    return calibrated(peaks=GOOD / 3, light=light, defects=defects, wishes=wishes(misses=0.2))
 
 
 def test_it_comes_back_from_its_file_as_it_was(full, tmp_path):
@@ -277,9 +278,9 @@ def test_the_id_names_all_that_is_said(full):
     assert full.id == replace(full).id
     changes = {"model": "n", "review": 1.0, "fail": 500.0, "pixel": None, "images": 3, "parts": 3, "source": "x"}
     changes |= {"reviewed": Promise(0.05, 0.1), "failed": Promise(None, 0.1), "marked": None, "misses": None}
-    changes |= {"scores": (), "shown": ()}
+    changes |= {"scores": (), "shown": (), "light": ()}
     assert set(changes) == set(asdict(full))
-    assert len({full.id, *(replace(full, **{name: value}).id for name, value in changes.items())}) == 14
+    assert len({full.id, *(replace(full, **{name: value}).id for name, value in changes.items())}) == 15
 
 
 def test_any_edit_is_refused(full):
