@@ -24,12 +24,12 @@ from firm.bank import Bank, Memory
 from firm.choosing import Looked
 from firm.conditioning import Conditioning
 from firm.detector import Detector
+from firm.drift import brightness
 from firm.embedding import embedder_of, teaching
 from firm.fitting import as_data, task_of
 from firm.foreground import Rule
 from firm.ignoring import check_ignored, filled, read_ignored, scaled, usual_look
 from firm.images import Preprocessing, resize, shape_of
-from firm.leaks import brightness
 from firm.localiser import Localiser, Looker, fit_localiser, object_part
 from firm.outliers import LOCAL, OUTLIERS
 from firm.outliers.sparing import spared

@@ -16,10 +16,9 @@ from firm.calibration import rate_of
 from firm.data import load
 from firm.data.drawn import drawn
 from firm.detector import Detector
-from firm.drift import Drift, LightDrift, drift, light_drift, one_of_each
+from firm.drift import Drift, LightDrift, brightness, drift, light_drift, one_of_each
 from firm.evaluate import evaluation, look
 from firm.holdout import split
-from firm.leaks import brightness
 from firm.recipes.industrial import PatchExperiment
 from firm.recipes.recipe import to_json
 from firm.sisters import sisters

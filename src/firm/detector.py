@@ -25,6 +25,7 @@ from firm.calibration_file import beside, read_calibration, write_calibration
 from firm.cells import CellTask
 from firm.choosing import choose
 from firm.data import shows_parts
+from firm.drift import brightness
 from firm.embedding import OnImages, teaching
 from firm.encoder import Network
 from firm.examples import NONE, Examples
@@ -33,7 +34,7 @@ from firm.foretelling import MEMORY, most_images
 from firm.holdout import split, usual, wanted
 from firm.ignoring import scaled
 from firm.images import Preprocessing, Source, decode, resize
-from firm.leaks import THUMB, brightness, copies, thumbnails
+from firm.leaks import THUMB, copies, thumbnails
 from firm.localiser import CHUNK, Localiser, Look, fit_localiser, is_grey
 from firm.model_folder import read_model, write_model
 from firm.preferring import prefer

@@ -12,9 +12,10 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
+from firm.images import resize
 from firm.types import FirmError
 
 DEFECTS = 5  # one in so many images may be defective without the batch having moved, however high it scores
@@ -22,9 +23,8 @@ EDGE = 10  # of the reference, one in so many at either end is not compared with
 PLACES = 99  # scores of the reference, evenly spread, that are compared with at most
 ALIEN = 0.9  # of the batch above every good image: it is of something else
 FEW = 5  # images below which that is not said
-# of the brightness: less is no change of light. On aligned screws in no corrected light up to 5 % more or less of it
-# left false calls as they were, and 10 % doubled them
-SLIGHT = 0.05
+SLIGHT = 0.05  # of the brightness: less is no change of light; a guess of what scores hardly mind
+LIT, LOOKED = 64, 64  # side at which images are looked at for their light, and how many of them at once
 # interquartile ranges by which the middle of something else lies above the reference's: beside a detector of drawn
 # plates, other products and blank images lay 21 to 102 above, and nothing but defective plates 2
 SPREADS = 6
@@ -108,9 +108,7 @@ def drift(
     false alarms is higher than stated, and the number of all `images`: a fifth of those may be defects, each of another
     part.
     """
-    new, good = _checked(batch, "batch"), _checked(reference, "calibration")
-    _check_level(level)
-    alone = good if parts is None else one_of_each(good, parts)
+    new, good, alone = _compared(batch, reference, parts, level)
     kept = new.sort().values[: max(0, len(new) - _allowed(max(images, len(new))))]  # any other may be a defect
     higher, lower = _chance_of_higher(kept, alone), _chance_of_higher(-new, -alone)
     p_value = min(1.0, 2 * min(higher, lower))
@@ -134,9 +132,7 @@ def light_drift(
 
     Up to a fifth of the batch may be defects, brighter or darker than any good part.
     """
-    new, good = _checked(batch, "batch"), _checked(reference, "calibration")
-    _check_level(level)
-    alone = good if parts is None else one_of_each(good, parts)
+    new, _, alone = _compared(batch, reference, parts, level)
     allowed = min(len(new), _allowed(max(images, len(new))))
     ordered = new.sort().values
     brighter = _chance_of_higher(ordered[: len(new) - allowed], alone)
@@ -147,6 +143,14 @@ def light_drift(
     moved = p_value <= level and abs(change) >= SLIGHT and (change > 0) == (brighter < darker)
     direction = ("brighter" if change > 0 else "darker") if moved else ""
     return LightDrift(moved, p_value, level, len(new), len(alone), direction, change)
+
+
+def brightness(images: UInt8[Tensor, "n c h w"], ignored: Bool[Tensor, "s s"] | None = None) -> Float[Tensor, " n"]:
+    """The mean grey level of each, 0 to 1, without what is ignored: a sign of another light, whatever scores say."""
+    counting = torch.ones(LIT, LIT, dtype=torch.bool) if ignored is None else ~ignored.cpu()
+    parts = images.split(LOOKED) if len(images) else ()
+    levels = [resize(part, len(counting)).cpu().float().mean(1)[:, counting].mean(1) / 255 for part in parts]
+    return torch.cat([torch.empty(0), *levels])
 
 
 def one_of_each(scores: Float[Tensor, " n"], parts: Int[Tensor, " n"]) -> Float[Tensor, " k"]:
@@ -196,9 +200,14 @@ def chance_of(surprises: Float[Tensor, " b"], g: int, n: int) -> Float[Tensor, "
     return (1 - _never_reached(bounds, g)).clamp(surprises, (len(places) * surprises).clamp(max=1)).clamp(max=1)
 
 
-def _check_level(level: float) -> None:
+def _compared(
+    batch: Float[Tensor, " m"], reference: Float[Tensor, " n"], parts: Int[Tensor, " n"] | None, level: float
+) -> tuple[Float[Tensor, " m"], Float[Tensor, " n"], Float[Tensor, " k"]]:
+    """The batch, the reference, and one of each part of it; what cannot be compared is refused."""
+    new, good = _checked(batch, "batch"), _checked(reference, "calibration")
     if not 0 < level < 1:
         raise FirmError(f"level is {level}; it must lie between 0 and 1")
+    return new, good, good if parts is None else one_of_each(good, parts)
 
 
 def _chance(p_value: float, level: float) -> str:

@@ -9,7 +9,6 @@ from torch import Tensor
 from firm.images import resize
 
 THUMB = 16  # side of the shrunken good images that are kept to compare with
-LIT, LOOKED = 64, 64  # side at which images are looked at for their light, and how many of them at once
 SAME = 0.25  # of the usual distance between neighbours: strangers are not so close, a copy saved anew is
 BLOCK = 1024  # thumbnails compared at once
 
@@ -18,14 +17,6 @@ def thumbnails(images: UInt8[Tensor, "n c h w"]) -> UInt8[Tensor, "n s s"]:
     """The images in grey and as small as tells their overall look."""
     small = resize(images, THUMB).float().mean(1)
     return small.round().to(torch.uint8)
-
-
-def brightness(images: UInt8[Tensor, "n c h w"], ignored: Bool[Tensor, "s s"] | None = None) -> Float[Tensor, " n"]:
-    """The mean grey level of each, 0 to 1, without what is ignored: a sign of another light, whatever scores say."""
-    counting = torch.ones(LIT, LIT, dtype=torch.bool) if ignored is None else ~ignored.cpu()
-    parts = images.split(LOOKED) if len(images) else ()
-    levels = [resize(part, len(counting)).cpu().float().mean(1)[:, counting].mean(1) / 255 for part in parts]
-    return torch.cat([torch.empty(0), *levels])
 
 
 def copies(images: UInt8[Tensor, "m c h w"], known: UInt8[Tensor, "n s s"]) -> Bool[Tensor, " m"]:
