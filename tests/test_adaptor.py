@@ -25,9 +25,10 @@ from firm.encoder import Head
 from firm.fitting import as_data
 from firm.foreground import Rule
 from firm.foretelling import foretell
-from firm.localiser import kinds_of, object_part
+from firm.localiser import is_grey, kinds_of, object_part
 from firm.metrics import auroc
 from firm.model_folder import read_model, write_model
+from firm.plain import plain_cells
 from firm.recipes.presets import ADAPTED
 from firm.recipes.recipe import change, from_json, to_json
 from firm.runs import Run
@@ -137,6 +138,21 @@ def test_context_stands_behind_the_patch_and_is_for_the_adaptor_alone(backbone):
     kinds = look(GOOD[:2])
     assert torch.equal(kinds["backbone"], patch)
     assert torch.equal(kinds["encoder"], network.adapt(seen))
+
+
+@pytest.mark.parametrize("grey", [False, True])
+def test_plain_pixels_stand_beside_the_features_of_the_same_patches(backbone, grey):
+    settings = Pretrained(name="x", stages=(2, 3))
+    network = Adapted(backbone, Adaptor(192, settings, Head(hidden=(8,), out=4)))
+    look = CellLooker(network, settings, GRID, ("backbone", "pixels"), grey)
+    kinds = look(GOOD[:2])
+    assert torch.equal(kinds["backbone"], cell_features(backbone, settings, GRID, GOOD[:2]))
+    expected = torch.stack([plain_cells(GRID, settings.pool, one[None], grey=grey) for one in GOOD[:2]])
+    assert torch.equal(kinds["pixels"], expected)
+    assert set(look.kinds_from(kinds["backbone"])) == {"backbone"}
+    told = foretell(change(ADAPTED, {"automatic": [], "size": SIDE, "features": "backbone+pixels"}), as_data(GOOD))
+    numbers = {line.split()[0]: int(line.split(" x ")[1].split()[0]) for line in told if " bank: " in line}
+    assert numbers["pixels"] == plain_cells(GRID, 3, GOOD[:1], grey=is_grey(GOOD)).shape[-1] + 1  # l2 takes one more
 
 
 @pytest.mark.parametrize("context", [-1, 2, 3])
@@ -454,8 +470,6 @@ def test_features_that_do_not_go_together_are_refused():
             kinds_of(wrong)
     with pytest.raises(FirmError, match="standardise"):
         change(ADAPTED, {"memory.standardise": False})
-    with pytest.raises(FirmError, match="not pixels"):
-        change(ADAPTED, {"features": "both"})
     with pytest.raises(FirmError, match="pretrained"):
         change(ADAPTED, {"pretrained.name": ""})
 

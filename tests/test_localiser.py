@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 import contracts
-from firm import localiser as module
+from firm import plain as module
 from firm.bank import Memory, fit_bank
 from firm.conditioning import Conditioned, Conditioning
 from firm.encoder import Encoder, Head, ResNet18, build
@@ -28,6 +28,7 @@ from firm.localiser import (
     object_part,
     remembering,
 )
+from firm.plain import NUMBERS
 from firm.tiling import TILINGS, Grid, Whole
 from firm.types import FirmError, Statistics, Tiling
 
@@ -176,7 +177,7 @@ def test_a_grey_level_everywhere_is_a_distance_of_one(size, channels):
         plain = plain[:, :1].expand(-1, 3, -1, -1)
     one, other = (look(images)["pixels"] for images in (plain, plain + 9))
     assert float((one - other).norm()) == pytest.approx(9, rel=1e-4)
-    assert one.numel() <= module.PIXELS
+    assert one.numel() <= NUMBERS
 
 
 def test_large_patches_are_averaged_down():

@@ -83,6 +83,17 @@ def test_without_a_copy_one_is_drawn_uniformly(marking, per_inlier, shares):
     np.testing.assert_allclose(found / 2000, [0, *np.array(shares) / per_inlier], atol=0.035)
 
 
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("per_inlier", [1, 2])
+def test_fewer_outliers_than_sources_are_drawn_from_all_of_them(marking, per_inlier, copied):
+    """Half good images and half outliers, of however many sources."""
+    inliers = torch.zeros(2000, 1, 1, 1, dtype=torch.uint8)
+    copy = torch.arange(2000) % per_inlier if copied else None
+    made = Mixed(per_inlier=per_inlier)(inliers, rng=contracts.generator(), copy=copy)
+    found = np.bincount(made.images.flatten(), minlength=4)
+    np.testing.assert_allclose(found / 2000, [0, 1 / 3, 1 / 3, 1 / 3], atol=0.035)
+
+
 def test_a_drawn_copy_is_as_good_as_a_given_one(marking):
     inliers = contracts.images_of(12)
     drawn = Mixed()(inliers, rng=contracts.generator())
@@ -237,8 +248,7 @@ def test_local_sources_are_those_that_say_where(tmp_path):
         ({"sources": ("nsa", "exposure-rotated")}, "names 'exposure-rotated', no local source; use some of "),
         ({"sources": ("mixed",)}, "names 'mixed', no local source; use some of "),
         ({"sources": ("nsa", "donor", "nsa")}, "names 'nsa' more than once; name each source once"),
-        ({"per_inlier": 2}, r"per_inlier is 2 and leaves out some of the 3 outliers\.sources; use 3 or more, or name"),
-        ({"sources": ("nsa",), "per_inlier": 0}, "per_inlier is 0 and leaves out some of the 1 .* use 1 or more"),
+        ({"per_inlier": 0}, r"outliers\.per_inlier is 0; use 1 or more outliers to an inlier"),
     ],
 )
 def test_a_wrong_setting_is_a_sentence(wrong, message):

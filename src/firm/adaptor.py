@@ -15,9 +15,11 @@ from torch.nn import functional as F
 
 from firm.backbones import Backbone, Facts
 from firm.encoder import Head, projection
+from firm.plain import plain_cells
 from firm.tiling import Grid
 from firm.types import FirmError
 
+PIXELS = "pixels"  # the one kind of feature that no network makes
 EVENLY = ("images", "cells")
 HARDEST = 10.0  # of `Pretrained.hard`
 NOISIEST = 10.0  # of `Pretrained.noise`
@@ -124,19 +126,31 @@ class CellLooker:
     settings: Pretrained
     grid: Grid
     kinds: tuple[str, ...]
+    grey: bool = False  # the good images have no colour, so plain pixels are compared without it
 
     def __call__(self, images: UInt8[Tensor, "n k h w"]) -> dict[str, Float[Tensor, "n r c _"]]:
-        return self.kinds_from(cell_features(self.network.backbone, self.settings, self.grid, images))
+        if self.kinds == (PIXELS,):
+            return self.pixels(images)
+        return self.kinds_from(cell_features(self.network.backbone, self.settings, self.grid, images)) | self.pixels(
+            images
+        )
+
+    def pixels(self, images: UInt8[Tensor, "n k h w"]) -> dict[str, Float[Tensor, "n r c _"]]:
+        """Plain pixels of the very patches the backbone describes, if they are asked for."""
+        if PIXELS not in self.kinds:
+            return {}
+        pool = self.settings.pool
+        return {PIXELS: torch.stack([plain_cells(self.grid, pool, one[None], grey=self.grey) for one in images])}
 
     def kinds_from(self, features: Float[Tensor, "n r c d"]) -> dict[str, Float[Tensor, "n r c _"]]:
-        """The features themselves, adapted, projected, or several of these."""
+        """Of what is asked for, all that comes from the features: themselves, adapted, projected."""
         own = described(self.settings, self.network.backbone.facts)  # what is around is for the adaptor alone
         made = {
             "backbone": lambda: features[..., :own].float(),
             "encoder": lambda: self.network.adapt(features),
             "projection": lambda: self.network.project(features),
         }
-        return {kind: made[kind]() for kind in self.kinds}
+        return {kind: made[kind]() for kind in self.kinds if kind != PIXELS}
 
 
 def cell_features(

@@ -154,21 +154,22 @@ class Detector:
         network, preprocessing = network_of(run), run.task.preprocessing
         if not isinstance(recipe.tiling, Grid):
             assert isinstance(network, Network)  # the backbones describe patches
-            ready, _ = conditioned(recipe, good)
-            references = reference_features(network.encoder, preprocessing, ready.train, recipe.score.turns)
+            as_learnt = conditioned(recipe, good)[0].train
+            references = reference_features(network.encoder, preprocessing, as_learnt, recipe.score.turns)
             return cls(recipe, preprocessing, network, references, origin, None, thumbnails(good.train))
         small = resize(good.train, preprocessing.size)
         ignored = None if good.ignored is None else scaled(good.ignored, *small.shape[-2:])
         origin = origin | {"grey": is_grey(small)}
         look = looker_of(recipe, network, preprocessing, grey=origin["grey"])
-        seen = None
-        if isinstance(look, CellLooker) and isinstance(run.task, CellTask):
-            origin |= {"backbone": architecture(look.network.backbone), "licence": look.network.backbone.facts.licence}
-            seen = look.kinds_from(run.task.good.features[: len(small)])  # further versions are only learnt from
         shown = sisters(good.name, good.train) if parts is None else parts
         upright = recipe.conditioning(small, ignored)
-        usual = upright.usual()
-        localiser = fit_localiser(look, upright.completed(usual), recipe.memory, seed=seed, seen=seen, parts=shown)
+        usual, seen = upright.usual(), None
+        ready = upright.completed(usual)
+        if isinstance(look, CellLooker) and isinstance(run.task, CellTask):
+            origin |= {"backbone": architecture(look.network.backbone), "licence": look.network.backbone.facts.licence}
+            features = run.task.good.features[: len(small)]  # further versions are only learnt from
+            seen = look.kinds_from(features) | look.pixels(ready.images)
+        localiser = fit_localiser(look, ready, recipe.memory, seed=seed, seen=seen, parts=shown)
         posed = replace(recipe.conditioning, light="none")(small).images
         thumbs, examples = thumbnails(good.train), Examples.of(posed.cpu())
         return cls(

@@ -90,7 +90,7 @@ def looker_of(recipe: Recipe, network: Network | Adapted, preprocessing: Preproc
         raise FirmError("this recipe looks at whole images; set tiling=grid to look at patches")
     kinds = kinds_of(recipe.features)
     if isinstance(network, Adapted):
-        return CellLooker(network, recipe.pretrained, recipe.tiling, kinds)
+        return CellLooker(network, recipe.pretrained, recipe.tiling, kinds, grey)
     return Looker(network, preprocessing, recipe.tiling, kinds, grey)
 
 

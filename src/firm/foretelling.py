@@ -21,6 +21,7 @@ from firm.foreground import rule_for
 from firm.holdout import split, wanted
 from firm.images import Preprocessing, resize
 from firm.localiser import MEANT, Looker, is_grey, kinds_of, remembering
+from firm.plain import plain_cells
 from firm.recipes.recipe import Recipe, to_json
 from firm.sisters import sisters
 from firm.streams import stream
@@ -130,7 +131,10 @@ def numbers_of(recipe: Recipe, grid: Grid, *, grey: bool) -> dict[str, int]:
     if settings.name:
         facts = FACTS.get(settings.name) or load_backbone(settings.name, deepest=1).facts
         projected = recipe.encoder.head.out
-        return {"encoder": settings.out, "projection": projected, "backbone": described(settings, facts)}
+        patch = torch.zeros(1, 3, settings.pool * grid.stride, settings.pool * grid.stride, dtype=torch.uint8)
+        plain = plain_cells(grid, settings.pool, patch, grey=grey).shape[-1]
+        learnt = {"encoder": settings.out, "projection": projected}
+        return learnt | {"backbone": described(settings, facts), "pixels": plain}
     with torch.device("meta"):
         network = Network(recipe.encoder)
     look = Looker(network.to_empty(device="cpu"), Preprocessing(grid.size), grid, kinds, grey)

@@ -6,7 +6,6 @@ encoder's features stand plain pixels: a learnt feature that does not beat them 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -19,6 +18,7 @@ from firm.bank import Bank, Memory, fit_bank
 from firm.conditioning import Conditioned
 from firm.encoder import Network, ResNet18
 from firm.images import Preprocessing
+from firm.plain import plain_pixels, tiles_of
 from firm.prototype import Prototype, fit_prototype
 from firm.streams import stream
 from firm.tiling import Grid
@@ -27,8 +27,6 @@ from firm.types import FirmError, Located
 KINDS = ("encoder", "projection", "pixels", "backbone")  # learnt; where it was taught; as they are; before adapting
 LEARNT = ("encoder", "projection")
 MEANT = "projection"  # compared with the mean of the good ones
-TILES = 512  # patches embedded at once
-PIXELS = 256  # numbers to a patch of plain pixels; larger patches are averaged down to it
 CHUNK = 16  # images looked at together
 SMALLEST = 1e-6  # part of a patch: less than any pixel
 FIELDS = {1: 4, 2: 2, 3: 2, 4: 1}  # stage -> fields along each side of a tile over which it is averaged
@@ -67,25 +65,11 @@ class Looker:
         ready = self.preprocessing.normalise(image.to(next(encoder.parameters()).device).float() / 255)
         if grid.dense:
             return dense_features(encoder, grid, ready)
-        parts = [tile_features(encoder, grid, tiles) for tiles in _tiles(grid, ready)]
+        parts = [tile_features(encoder, grid, tiles) for tiles in tiles_of(grid, ready)]
         return torch.cat(parts).unflatten(0, grid.shape(*image.shape[-2:]))
 
     def _pixels(self, image: UInt8[Tensor, "1 k h w"]) -> Float[Tensor, "r c d"]:
-        values = image.float()
-        if self.grey:
-            values = values.mean(1, keepdim=True)
-        side = max(1, int((PIXELS / values.shape[1]) ** 0.5))
-        factor = -(-self.grid.size // side)
-        rows, columns = self.grid.shape(*image.shape[-2:])
-        parts = [F.avg_pool2d(tiles, factor, ceil_mode=True).flatten(1) for tiles in _tiles(self.grid, values)]
-        # one grey level of difference everywhere is a distance of one, whatever the size of the patch
-        return (torch.cat(parts) / parts[0].shape[1] ** 0.5).unflatten(0, (rows, columns))
-
-
-def _tiles(grid: Grid, image: Float[Tensor, "1 k h w"]) -> Iterator[Float[Tensor, "t k s s"]]:
-    height, width = image.shape[-2:]
-    for strip in grid.strips(height, width, TILES):
-        yield grid.cut(image[:, :, strip])
+        return plain_pixels(self.grid, image, grey=self.grey)
 
 
 def tile_features(encoder: ResNet18, grid: Grid, tiles: Float[Tensor, "t 3 s s"]) -> Float[Tensor, "t d"]:

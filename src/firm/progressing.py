@@ -15,6 +15,7 @@ from torch import Tensor
 
 from firm.choosing import within
 from firm.detector import Detector
+from firm.gate import learns, plain_rival
 from firm.holdout import split, wanted
 from firm.metrics import auroc, auroc_interval
 from firm.outliers.sparing import spared
@@ -29,6 +30,7 @@ from firm.types import OneClass
 KNOWN, INSPECTED = 60, 30  # learnt images to compare with at a probe, held-out ones that are inspected
 PROBES = 8  # evenly spaced over a training
 LEAST = 5  # epochs, however little time there is
+GATED = 200  # learnt images whose plain pixels what was learnt must beat
 ADAPTED_MOST = 30  # epochs of an adaptor: it learns nothing from more
 
 
@@ -81,7 +83,36 @@ class Prober:
         """What the whole detector reaches, with its interval, for its card."""
         images, defective = self.inspected(detector.recipe)
         found = auroc_interval(detector.score(images), defective)
-        return {"synthetic_auroc": asdict(found), "good_images": len(defective) // 2}
+        told = {"synthetic_auroc": asdict(found), "good_images": len(defective) // 2}
+        if learns(detector):
+            rival = plain_rival(detector, *self._gated(), seed=self.seed)
+            told["pixels_auroc"] = round(auroc(rival.score(images), defective), 5)
+        return told
+
+    def _gated(self) -> tuple[OneClass, Tensor]:
+        """Learnt images with which plain pixels are compared, drawn evenly, and the part each shows."""
+        count = len(self._learn)
+        some = self._learn[torch.arange(min(GATED, count)) * count // min(GATED, count)]
+        return replace(self.data, train=self.data.train[some]), self.parts[some]
+
+
+def proved(metrics: dict[str, Any]) -> list[str]:
+    """What a proof says, in sentences; the second is a warning, where what was learnt does not pass the gate."""
+    found, pixels = metrics["synthetic_auroc"], metrics.get("pixels_auroc")
+    told = (
+        f"synthetic defects on {metrics['good_images']} held-out good images: AUROC {100 * found['value']:.1f} "
+        f"({100 * found['low']:.1f} to {100 * found['high']:.1f})"
+    )
+    if pixels is None:
+        return [told]
+    beaten = f"plain pixels in the same light and pose {100 * pixels:.1f}"
+    if found["value"] > pixels or found["value"] == 1:
+        return [f"{told}; {beaten}"]
+    return [
+        f"{told}; {beaten}",
+        "what was learnt tells no more than plain pixels; they do as well without training: "
+        "--preset inspect --set features=pixels --set training.epochs=0",
+    ]
 
 
 def lasting(recipe: Recipe, minutes: float, data: OneClass, *, seed: int, device: torch.device | str = "cpu") -> Recipe:

@@ -176,7 +176,7 @@ def learn(ready: Ready, out: Path) -> Detector:
     from firm.doubting import doubts_about
     from firm.foretelling import foretell
     from firm.holdout import usual
-    from firm.progressing import Prober
+    from firm.progressing import Prober, proved
     from firm.promises import doubts
     from firm.report.progress import draw_progress
     from firm.runs import claim, discard
@@ -191,7 +191,7 @@ def learn(ready: Ready, out: Path) -> Detector:
     for sentence in foretell(recipe, images, holdout=holdout, false_calls=false_calls, seed=seed, parts=parts):
         say(sentence)
     prober = Prober(images, parts, holdout=holdout, false_calls=false_calls, seed=seed)
-    folder = run_folder(out)
+    folder, unproved = run_folder(out), list[str]()
     with claim(folder) as mine, bar("training") as update:
         if not mine:
             raise FirmError(f"another process is training in {folder}; wait for it or choose another --out")
@@ -213,11 +213,13 @@ def learn(ready: Ready, out: Path) -> Detector:
         detector.origin["asked"] = ready.key
         if recipe.tiling.patchwise:
             detector.origin["metrics"] = prober.proof(detector)
+            told, *unproved = proved(detector.origin["metrics"])
+            say(told)
         detector.save(out)
         if draw_progress(prober.lines, out / CURVE):
             say(f"how the training went is drawn in {named(out / CURVE)}")
         discard(folder)
-    for doubt in doubts(detector.decides):
+    for doubt in [*unproved, *doubts(detector.decides)]:
         say(f"warning: {doubt}")
     return detector
 

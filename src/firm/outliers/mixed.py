@@ -20,7 +20,8 @@ from firm.types import FirmError, Outliers, Scene
 class Mixed:
     """The sources take turns at the outliers of an inlier; a kind of one source is no kind of another.
 
-    Each draws from a stream of its own name, so that what one draws shifts no other.
+    With fewer outliers to an inlier than sources, each is of a source drawn at random. Every source draws from a stream
+    of its own name, so that what one draws shifts no other.
     """
 
     sources: tuple[str, ...] = ("donor", "nsa", "cutpaste-union")
@@ -34,11 +35,8 @@ class Mixed:
                 raise FirmError(f"outliers.sources names {name!r}, no local source; use some of {', '.join(LOCAL)}")
             if self.sources.count(name) > 1:
                 raise FirmError(f"outliers.sources names {name!r} more than once; name each source once")
-        if self.per_inlier < len(self.sources):
-            raise FirmError(
-                f"outliers.per_inlier is {self.per_inlier} and leaves out some of the {len(self.sources)} "
-                f"outliers.sources; use {len(self.sources)} or more, or name fewer sources"
-            )
+        if self.per_inlier < 1:
+            raise FirmError(f"outliers.per_inlier is {self.per_inlier}; use 1 or more outliers to an inlier")
 
     @property
     def kinds(self) -> int:
@@ -53,7 +51,9 @@ class Mixed:
         scene: Scene | None = None,
     ) -> Outliers:
         seed = int(torch.randint(2**62, (1,), generator=rng))  # before the copies: the same whoever draws those
-        number = torch.randint(self.per_inlier, (len(inliers),), generator=rng) if copy is None else copy
+        number = copy
+        if number is None or self.per_inlier < len(self.sources):
+            number = torch.randint(max(self.per_inlier, len(self.sources)), (len(inliers),), generator=rng)
         known = _open_scene(inliers) if scene is None else scene
         images, group = inliers.clone(), torch.ones(len(inliers), dtype=torch.long)
         kinds = 0

@@ -136,15 +136,24 @@ PRETRAINED = PatchTable(
     special={"patchcore": {TILE: {"memory.keep": 0.005}}},  # a tenth of 731,136 cells takes too long to choose
     looks=dict.fromkeys(("firm", "ntxent", "supcon"), SCORED),
 )
+# the gate: plain pixels of the same patches in the same pose, in the light of wavelets and in the one that plain pixels
+# choose for themselves (table `patches`), which wavelets are then given, too
+EVENED = {SCREW: "median", TILE: "local", **dict.fromkeys(PARTS, "local")}
+EVENLY: dict[str, dict[str, object]] = {data: {"conditioning.light": light} for data, light in EVENED.items()}
+UNWAVED: dict[str, object] = {**UNADAPTED, "automatic": ("foreground", "align", "reach")}
 WAVELETS = PatchTable(
     title="FIRM on wavelets: nothing pretrained",
     base=WAVES,
     rows={
-        "unadapted": {**UNADAPTED, "automatic": ("foreground", "align", "reach")},
+        "pixels": UNWAVED | {"features": "pixels"},
+        "unadapted": UNWAVED,
         **{name: {"positives": name} for name in ("firm", "ntxent", "supcon")},
+        "pixels, evened light": UNWAVED | {"features": "pixels"},
+        "firm, evened light": {},
     },
     data=(SCREW, TILE, *PARTS),
-    looks=dict.fromkeys(("firm", "ntxent", "supcon"), SCORED),
+    special={"pixels, evened light": EVENLY, "firm, evened light": EVENLY},
+    looks=dict.fromkeys(("firm", "ntxent", "supcon", "firm, evened light"), SCORED),
 )
 # each row changes one thing of the first; settings are chosen by the synthetic columns, never by the others
 PRETRAINED_ABLATION = PatchTable(

@@ -66,10 +66,6 @@ class Recipe:
         kinds = kinds_of(self.features)
         if len(kinds) > 1 and not self.memory.standardise:
             raise FirmError(f"features={self.features} adds scores of different scales; set memory.standardise=true")
-        if self.pretrained.name and "pixels" in kinds:
-            raise FirmError(
-                "a pretrained backbone describes cells, not pixels; set features=projection+backbone or one of them"
-            )
         if "backbone" in kinds and not self.pretrained.name:
             raise FirmError("features=backbone needs a pretrained one; set pretrained.name or use --encoder")
 
