@@ -33,6 +33,8 @@ SIDE = 96
 SMALL: Recipe = change(
     INSPECT,
     {
+        "outliers": Donor(),
+        "views.altered": 0.05,
         "encoder.width": 8,
         "encoder.head.hidden": (16,),
         "encoder.head.out": 8,

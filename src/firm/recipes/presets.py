@@ -69,13 +69,16 @@ WHOLE = change(
     {"outliers": "nsa", "views": Shift(), "encoder.stem": "7x7", "tiling": "whole", "score": Scoring(by=Knn(k=1))},
 )
 
-# patches on a CPU: a small network, one light, one pose, and each place compared with its like
+# patches on a CPU: a small network, one light, one pose, and each place compared with its like. It is taught six kinds
+# of defects, one to a good image, in patches that show them plainly: what it is not taught it comes to overlook, and
+# from faint examples it learns late or not at all
 INSPECT = change(
     PATCHES,
     {
+        "outliers": Mixed(sources=KINDS, per_inlier=1),
         "encoder": Encoder(width=16, stem="3x3/2", head=Head(hidden=(256,), out=64)),
         "training": Training(epochs=60, batch=64, stratified=True, reuse=16, lr=0.1, warmup=0.03),
-        "views": PatchPairs(fore=0.3, altered=0.05, both=True, light=0.3),
+        "views": PatchPairs(fore=0.3, altered=0.3, both=True, light=0.3),
         "normalise": "inliers",
         "tiling": Grid(object=0.2, layers=(1, 2, 3, 4)),
         "memory": Memory(reach=1, standardise=True),

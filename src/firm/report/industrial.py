@@ -22,6 +22,7 @@ Result = dict[str, Any]
 Found = dict[str, list[Result]]  # row -> its runs, one per seed
 HEAD = ("row", "seeds", "image AUROC", "pixel AUROC", "AUPRO", "training, CPU min", "remember, CPU s", "images/s")
 WHOLE = ("fit in all, CPU min", "memory, MB")  # of runs that know it
+FITTED = "+ unadapted"  # the look of an adaptor as a fit compares
 PROVED = ("synthetic, image", "synthetic, pixel")  # of runs that kept good images back
 
 
@@ -78,7 +79,8 @@ def _block(table: str, data: str, found: Found) -> str:
         for look in some[0]["final"] if some else ():
             cells = [*_line(f"{row} {look}".strip(), look, some), *_rest(look, some, head)]
             lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, *_kinds(found), *_paired(found), *_trivial(runs[0]), *_paper(table, data)])
+    below = [*_kinds(found), *_paired(found), *_gate(found), *_trivial(runs[0]), *_paper(table, data)]
+    return "\n".join([*lines, *below])
 
 
 def _setting(run: Result) -> str:
@@ -163,19 +165,51 @@ def _kind_cell(found: list[Result]) -> str:
 
 
 def _paired(found: Found) -> list[str]:
-    """Differences to FIRM seed by seed: the seeds share weights and batches, so chance cancels."""
-    reference = {run["seed"]: _image(run) for run in found.get("firm", [])}
+    """Differences to FIRM seed by seed: the seeds share weights and batches, so chance cancels.
+
+    A single run that learnt nothing is compared with every seed.
+    """
     parts = []
     for row, runs in found.items():
-        pairs = [reference[run["seed"]] - _image(run) for run in runs if row != "firm" and run["seed"] in reference]
+        rival = _rival(row, found)
+        others = {run["seed"]: _image(run) for run in runs}
+        if len(runs) == 1 and not runs[0]["steps"]:
+            others = dict.fromkeys((run["seed"] for run in rival), _image(runs[0]))
+        pairs = [_image(run) - others[run["seed"]] for run in rival if row != "firm" and run["seed"] in others]
         if pairs:
             listed = ", ".join(f"{100 * value:+.1f}" for value in pairs)
             parts.append(f"{row} {100 * mean_std(pairs)[0]:+.1f} ({listed})")
-    return ["", f"FIRM less, image AUROC seed by seed: {'; '.join(parts)}."] if parts else []
+    beside = any(FITTED in run["final"] for run in found.get("firm", []))
+    told = f"image AUROC seed by seed{f', each {FITTED} where it is adapted' if beside else ''}"
+    return ["", f"FIRM less, {told}: {'; '.join(parts)}."] if parts else []
+
+
+def _gate(found: Found) -> list[str]:
+    """Whether FIRM beats plain pixels under the same preprocessing, seed by seed: what does not is of no use."""
+    parts = []
+    for row, runs in found.items():
+        light = row.partition(", ")[2]
+        plain = found.get(f"pixels, {light}") or found.get("pixels") or []
+        for look in runs[0]["final"] if runs and plain and row.partition(", ")[0] == "firm" else ():
+            over = [_value(run["final"][look]) - _image(plain[0]) for run in runs]
+            listed = ", ".join(f"{100 * value:+.1f}" for value in over)
+            parts.append(f"{f'{row} {look}'.strip()} {100 * mean_std(over)[0]:+.1f} ({listed})")
+    return ["", f"The gate, image AUROC less that of plain pixels: {'; '.join(parts)}."] if parts else []
+
+
+def _rival(row: str, found: Found) -> list[Result]:
+    """FIRM's runs to compare a row with: those of the same light, where there are such."""
+    name, _, light = row.partition(", ")
+    return found.get(f"firm, {light}" if name != "firm" and f"firm, {light}" in found else "firm", [])
 
 
 def _image(run: Result) -> float:
-    final = next(iter(run["final"].values()))  # the first look is the plain one
+    """What a fit would decide by: adapted features beside unadapted ones, else the plain look, which is the first."""
+    final = run["final"].get(FITTED) or next(iter(run["final"].values()))
+    return _value(final)
+
+
+def _value(final: Result) -> float:
     return float(final["overall"]["auroc"]["value"])
 
 
