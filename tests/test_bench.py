@@ -6,8 +6,10 @@ import dataclasses
 import fcntl
 import json
 import os
+import re
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,11 +25,11 @@ from firm.data.drawn import drawn
 from firm.detector import Detector
 from firm.metrics import aulc
 from firm.recipes.experiment import Experiment
-from firm.recipes.industrial import PATCH_TABLES, PROMISES, patch_experiment, patch_plan
+from firm.recipes.industrial import PATCH_TABLES, PROMISES, TILE, patch_experiment, patch_plan
 from firm.recipes.recipe import change, to_json
 from firm.recipes.tables import TABLES, experiment, plan
 from firm.report.curves import draw_curves
-from firm.report.industrial import patch_report
+from firm.report.industrial import patch_report, patch_runs
 from firm.report.promises import promise_report
 from firm.report.tables import published, report
 from firm.types import FirmError
@@ -283,6 +285,57 @@ def test_the_seconds_of_what_was_begun_before_are_not_told(tmp_path: Path) -> No
         told[resumed] = row.strip("| ").split(" | ")[-2]
     assert told[True] == "-"
     assert float(told[False]) >= 0
+
+
+def told_after(page: str, begin: str) -> dict[str, list[float]]:
+    """Of plates, the line that begins so: row -> the differences seed by seed."""
+    block = page.split("### drawn:plate\n")[1].split("\n### ")[0]
+    (line,) = [line.partition(": ")[2] for line in block.splitlines() if line.startswith(begin)]
+    found = re.findall(r"(\S.*?) [+-][\d.]+ \(([^)]*)\)(?:; |\.$)", line)
+    return {row: [float(value) for value in values.split(", ")] for row, values in found}
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "look", "plain"),
+    [
+        ("patches", "firm", "+ pixels", "pixels"),
+        ("wavelets", "firm, evened light", "+ unadapted", "pixels, evened light"),
+    ],
+)
+def test_the_gate_is_the_difference_to_plain_pixels_of_the_same_light(
+    table: str, row: str, look: str, plain: str
+) -> None:
+    folder, seeds = Path("docs/results/runs"), [0, 1, 2]
+    page = patch_report({table: PATCH_TABLES[table]}, "short", seeds, folder)
+    found = patch_runs(PATCH_TABLES[table], "drawn:plate", "short", seeds, folder)
+    below = found[plain][0]["final"][""]["overall"]["auroc"]["value"]
+    expected = [100 * (run["final"][look]["overall"]["auroc"]["value"] - below) for run in found[row]]
+    told = told_after(page, "The gate, ")
+    assert told[f"{row} {look}"] == pytest.approx(expected, abs=0.051)
+
+
+def test_rows_are_compared_with_firm_of_their_own_sort_and_untaught_ones_with_every_seed() -> None:
+    folder, seeds = Path("docs/results/runs"), [0, 1, 2]
+    page = patch_report({"wavelets": PATCH_TABLES["wavelets"]}, "short", seeds, folder)
+    found = patch_runs(PATCH_TABLES["wavelets"], "drawn:plate", "short", seeds, folder)
+    told = told_after(page, "FIRM less, ")
+
+    def value(run: dict[str, Any], look: str) -> float:
+        return 100 * float(run["final"][look]["overall"]["auroc"]["value"])
+
+    for name, suffix in (("pixels", ""), ("unadapted", ""), ("pixels", ", evened light")):
+        (untaught,) = found[name + suffix]
+        expected = [value(run, "+ unadapted") - value(untaught, "") for run in found[f"firm{suffix}"]]
+        assert told[name + suffix] == pytest.approx(expected, abs=0.051)
+
+
+def test_what_takes_hours_is_left_out_where_it_does() -> None:
+    looks = {
+        data: patch_experiment(PATCH_TABLES["looks"], data, "firm", "short", 0).looks for data in ("drawn:plate", TILE)
+    }
+    left_out = set(looks["drawn:plate"]) - set(looks[TILE])
+    assert left_out == set(PATCH_TABLES["looks"].unlooked[TILE])
+    assert len(left_out) == 3
 
 
 @pytest.mark.parametrize("left_open", [("foreground", "features"), ("foreground", "align", "reach")])
