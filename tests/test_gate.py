@@ -73,13 +73,15 @@ def test_the_rival_differs_in_nothing_but_its_features(detector, plates):
     assert bool((rival.score(marred) > rival.score(plates.train[20:])).all())
 
 
-def test_plain_pixels_beside_a_backbone_are_those_of_the_rival(plates):
-    """`features=pixels` of a fit remembers what the gate remembers."""
+def test_plain_pixels_beside_a_backbone_are_those_of_the_rival(plates, tmp_path):
+    """`features=pixels` of a fit remembers what the gate remembers, and is kept with the detector."""
     recipe = change(WAVY, {"features": PIXELS, "training.epochs": 0})
     fitted = Detector.fit(plates, recipe=recipe, seed=0, holdout=0.25, parts=torch.arange(40))
     learnt = plates.train[~torch.isin(torch.arange(40), torch.tensor(_held_out(plates)))]
     rival = plain_rival(fitted, replace(plates, train=learnt), torch.arange(len(learnt)), seed=0)
     assert torch.equal(rival.score(plates.test), fitted.score(plates.test))
+    fitted.save(tmp_path / "pixels.firm")
+    assert torch.equal(Detector.load(tmp_path / "pixels.firm").score(plates.test), fitted.score(plates.test))
 
 
 def _held_out(plates):

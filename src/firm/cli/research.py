@@ -32,8 +32,8 @@ def bench(
     table: Annotated[
         list[str],
         typer.Argument(
-            help="objectives, exposure, short-budget; patches, looks, patch-curve, pretrained, "
-            "pretrained-ablation, mvtec, mvtec-ablation; promises"
+            help="objectives, exposure, short-budget; patches, patches-ablation, looks, patch-curve, pretrained, "
+            "pretrained-ablation, wavelets, mvtec, mvtec-ablation; promises"
         ),
     ],
     scale: Annotated[str, typer.Option(help="smoke, short or paper; only `paper` is the paper's protocol.")] = "smoke",

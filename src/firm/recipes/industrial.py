@@ -83,6 +83,21 @@ OBJECTIVES = PatchTable(
     special={"firm, nsa": {SCREW: {"outliers": "nsa-screw"}}},
     looks=dict.fromkeys(("firm", "firm, six kinds"), BOTH),
 )
+# what the preset `inspect` teaches, chosen by the synthetic columns
+TAUGHT = PatchTable(
+    title="What pays for an encoder learnt from scratch",
+    base=REDUCED,
+    rows={
+        "pixels": {"features": "pixels", "training.epochs": 0},
+        "donors": {},
+        "six kinds, 5 % of a patch": SIX_KINDS | {"views.altered": 0.05},
+        "six kinds, 30 % of a patch": SIX_KINDS,
+        "six kinds, 30 %, head with a last norm": SIX_KINDS | {"encoder.head.last_norm": True},
+    },
+    data=(SCREW, "drawn:plate", "drawn:weave"),
+    looks=dict.fromkeys(("donors", "six kinds, 5 % of a patch", "six kinds, 30 % of a patch"), BOTH),
+    proof=True,
+)
 LOOKS = PatchTable(
     title="Ways of looking at one trained encoder",
     base=REDUCED,
@@ -221,6 +236,7 @@ ABLATION = PatchTable(
 )
 PATCH_TABLES = {
     "patches": OBJECTIVES,
+    "patches-ablation": TAUGHT,
     "looks": LOOKS,
     "patch-curve": CURVE,
     "pretrained": PRETRAINED,
