@@ -77,7 +77,7 @@ INSPECT = change(
     {
         "outliers": Mixed(sources=KINDS, per_inlier=1),
         "encoder": Encoder(width=16, stem="3x3/2", head=Head(hidden=(256,), out=64)),
-        "training": Training(epochs=60, batch=64, stratified=True, reuse=16, lr=0.1, warmup=0.03),
+        "training": Training(epochs=180, batch=64, stratified=True, reuse=16, lr=0.1, warmup=0.03),
         "views": PatchPairs(fore=0.3, altered=0.3, both=True, light=0.3),
         "normalise": "inliers",
         "tiling": Grid(object=0.2, layers=(1, 2, 3, 4)),
