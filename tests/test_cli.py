@@ -154,7 +154,8 @@ def test_cost_and_choices_are_said_before_and_while_fitting(fitted: Done, patche
     assert detector.localiser is not None
     assert lines[0] == "training: 9 good images, 1 epochs of 2 steps"
     assert lines[1].startswith("memory: about 0.7 GB")
-    assert lines[2] == "patches of 32 px every 16 px of 96 px; synthetic defects: donor"
+    taught = "donor, nsa, cutpaste-union, strokes, shades, pits"
+    assert lines[2] == f"patches of 32 px every 16 px of 96 px; synthetic defects: {taught}"
     for line, (kind, bank) in zip(lines[3:5], detector.localiser.banks.items(), strict=True):
         assert len(bank.vectors) == 9 * 5 * 5  # images, patches
         assert line == f"{kind} {cost(9, 5, 5, bank.vectors.shape[1], bank.memory)}"

@@ -219,9 +219,7 @@ def test_nothing_synthetic_lies_on_what_is_ignored() -> None:
     assert task.foreground is not None
     assert not task.foreground[:, CORNER].any()
     assert task.replay is not None
-    made = recipe.outliers(
-        task.images, rng=torch.Generator().manual_seed(0), scene=_scene(task.images, task.foreground)
-    )
+    made = task.replay.take(0, 64)  # of all six kinds, as a step takes them
     assert made.where is not None
     assert made.where.any()
     assert not made.where[:, CORNER].any()
@@ -340,10 +338,6 @@ def test_a_trial_and_the_places_of_the_object_know_what_is_hidden() -> None:
     everywhere = replace(looked.known, foreground=~torch.zeros_like(looked.known.foreground)).without(CORNER)
     present = fit_localiser(look, everywhere, Memory(reach=0), seed=0).present
     torch.testing.assert_close(present, torch.ones_like(present))  # in whatever part of the images it was hidden
-
-
-def _scene(images: torch.Tensor, masks: torch.Tensor) -> object:
-    return Scene(masks, images, masks)
 
 
 def test_another_mask_is_another_training() -> None:
