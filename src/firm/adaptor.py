@@ -15,11 +15,10 @@ from torch.nn import functional as F
 
 from firm.backbones import Backbone, Facts
 from firm.encoder import Head, projection
-from firm.plain import plain_cells
+from firm.plain import PIXELS, plain_cells
 from firm.tiling import Grid
 from firm.types import FirmError
 
-PIXELS = "pixels"  # the one kind of feature that no network makes
 EVENLY = ("images", "cells")
 HARDEST = 10.0  # of `Pretrained.hard`
 NOISIEST = 10.0  # of `Pretrained.noise`
@@ -130,17 +129,20 @@ class CellLooker:
 
     def __call__(self, images: UInt8[Tensor, "n k h w"]) -> dict[str, Float[Tensor, "n r c _"]]:
         if self.kinds == (PIXELS,):
-            return self.pixels(images)
-        return self.kinds_from(cell_features(self.network.backbone, self.settings, self.grid, images)) | self.pixels(
-            images
-        )
+            return {PIXELS: self._pixels(images)}
+        return self.seen(images, cell_features(self.network.backbone, self.settings, self.grid, images))
 
-    def pixels(self, images: UInt8[Tensor, "n k h w"]) -> dict[str, Float[Tensor, "n r c _"]]:
-        """Plain pixels of the very patches the backbone describes, if they are asked for."""
-        if PIXELS not in self.kinds:
-            return {}
+    def seen(
+        self, images: UInt8[Tensor, "n k h w"], features: Float[Tensor, "n r c d"]
+    ) -> dict[str, Float[Tensor, "n r c _"]]:
+        """All that is asked for, in its order, where the features of the images are known."""
+        found = self.kinds_from(features)
+        return {kind: self._pixels(images) if kind == PIXELS else found[kind] for kind in self.kinds}
+
+    def _pixels(self, images: UInt8[Tensor, "n k h w"]) -> Float[Tensor, "n r c d"]:
+        """Plain pixels of the very patches the backbone describes."""
         pool = self.settings.pool
-        return {PIXELS: torch.stack([plain_cells(self.grid, pool, one[None], grey=self.grey) for one in images])}
+        return torch.stack([plain_cells(self.grid, pool, one[None], grey=self.grey) for one in images])
 
     def kinds_from(self, features: Float[Tensor, "n r c d"]) -> dict[str, Float[Tensor, "n r c _"]]:
         """Of what is asked for, all that comes from the features: themselves, adapted, projected."""

@@ -168,7 +168,7 @@ class Detector:
         if isinstance(look, CellLooker) and isinstance(run.task, CellTask):
             origin |= {"backbone": architecture(look.network.backbone), "licence": look.network.backbone.facts.licence}
             features = run.task.good.features[: len(small)]  # further versions are only learnt from
-            seen = look.kinds_from(features) | look.pixels(ready.images)
+            seen = look.seen(ready.images, features)
         localiser = fit_localiser(look, ready, recipe.memory, seed=seed, seen=seen, parts=shown)
         posed = replace(recipe.conditioning, light="none")(small).images
         thumbs, examples = thumbnails(good.train), Examples.of(posed.cpu())

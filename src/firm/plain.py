@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from firm.tiling import Grid
 
+PIXELS = "pixels"  # the one kind of feature that no network makes
 TILES = 512  # patches looked at together
 NUMBERS = 256  # to a patch at the most; larger patches are averaged down to it
 
@@ -29,9 +30,13 @@ def plain_pixels(grid: Grid, image: UInt8[Tensor, "1 k h w"], *, grey: bool) -> 
 
 
 def plain_cells(grid: Grid, pool: int, image: UInt8[Tensor, "1 k h w"], *, grey: bool) -> Float[Tensor, "r c d"]:
-    """The same where a patch is so many cells wide, around each cell; beyond the border the image is mirrored."""
+    """The same where a patch is so many cells wide, around each cell.
+
+    Beyond the border the image is mirrored, or where a patch is wider than the image its border repeated.
+    """
     margin = pool // 2 * grid.stride
-    values = F.pad(_valued(image, grey=grey), (margin,) * 4, mode="reflect")
+    mode = "reflect" if margin < min(image.shape[-2:]) else "replicate"
+    values = F.pad(_valued(image, grey=grey), (margin,) * 4, mode=mode)
     return _averaged(replace(grid, size=pool * grid.stride), values)
 
 

@@ -213,7 +213,7 @@ def learn(ready: Ready, out: Path) -> Detector:
         detector.origin["asked"] = ready.key
         if recipe.tiling.patchwise:
             detector.origin["metrics"] = prober.proof(detector)
-            told, *unproved = proved(detector.origin["metrics"])
+            told, *unproved = proved(detector.origin["metrics"], backbone=bool(recipe.pretrained.name))
             say(told)
         detector.save(out)
         if draw_progress(prober.lines, out / CURVE):

@@ -91,12 +91,13 @@ TAUGHT = PatchTable(
     rows={
         "pixels": {"features": "pixels", "training.epochs": 0},
         "donors": {},
+        "donors, three times as long": {},
         "six kinds, 5 % of a patch": SIX_KINDS | {"views.altered": 0.05},
         "six kinds": SIX_KINDS,
         "six kinds, three times as long": SIX_KINDS,
     },
     data=(SCREW, "drawn:weave"),
-    longer={"six kinds, three times as long": 3},
+    longer=dict.fromkeys(("donors, three times as long", "six kinds, three times as long"), 3),
     proof=True,
 )
 LOOKS = PatchTable(
@@ -276,7 +277,8 @@ def patch_experiment(table: PatchTable, data: str, row: str, scale: str, seed: i
         recipe = change(recipe, {"training.epochs": 1}) if scale == "smoke" and recipe.training.epochs else recipe
         return PatchExperiment(data=data, row=row, recipe=recipe, seed=seed, side=side, looks=looks, proof=table.proof)
     if scale == "paper":
-        return PatchExperiment(data=data, row=row, recipe=recipe, seed=seed, probes=10, looks=looks)
+        recipe = change(recipe, {"training.epochs": recipe.training.epochs * table.longer.get(row, 1)})
+        return PatchExperiment(data=data, row=row, recipe=recipe, seed=seed, probes=10, looks=looks, proof=table.proof)
     if table.base in (PATCHES, WHOLE):  # the paper's network would take days
         recipe = change(recipe, {"encoder": INSPECT.encoder, "training.lr": 0.1, "training.reuse": 16})
     steps = STEPS[scale] * table.longer.get(row, 1) if recipe.training.epochs else 0

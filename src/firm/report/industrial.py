@@ -22,6 +22,7 @@ Result = dict[str, Any]
 Found = dict[str, list[Result]]  # row -> its runs, one per seed
 HEAD = ("row", "seeds", "image AUROC", "pixel AUROC", "AUPRO", "training, CPU min", "remember, CPU s", "images/s")
 WHOLE = ("fit in all, CPU min", "memory, MB")  # of runs that know it
+UNSEEDED = ("pixels", "backbone")  # features that are not learnt
 FITTED = "+ unadapted"  # the look of an adaptor as a fit compares
 PROVED = ("synthetic, image", "synthetic, pixel")  # of runs that kept good images back
 
@@ -60,7 +61,8 @@ def _legend() -> str:
         "plain pixels to the encoder's. Of pretrained features, `patchcore` leaves out all that is ours and keeps a "
         "coreset of 10 % of the cells (of magnetic tile, which has 731,136, 0.5 %), `unadapted` "
         "learns nothing, and `+ unadapted` adds its standardised scores to the adaptor's. Light, pose and reach were "
-        "chosen on good images with synthetic defects, once for all rows. CPU time is of one thread; `fit in all` is "
+        "chosen on good images with synthetic defects, once for all rows, but `evened light` is the one that plain "
+        "pixels choose. CPU time is of one thread; `fit in all` is "
         "choice, features, training and memory together. `synthetic` is measured on good images kept back, as they are "
         "and with synthetic defects of six kinds, each kind counting alike: settings may be chosen by it, for it sees "
         "no real defect."
@@ -167,13 +169,13 @@ def _kind_cell(found: list[Result]) -> str:
 def _paired(found: Found) -> list[str]:
     """Differences to FIRM seed by seed: the seeds share weights and batches, so chance cancels.
 
-    A single run that learnt nothing is compared with every seed.
+    A single run of features that no seed decides is compared with every seed.
     """
     parts = []
     for row, runs in found.items():
         rival = _rival(row, found)
         others = {run["seed"]: _image(run) for run in runs}
-        if len(runs) == 1 and not runs[0]["steps"]:
+        if len(runs) == 1 and runs[0]["recipe"]["features"] in UNSEEDED:
             others = dict.fromkeys((run["seed"] for run in rival), _image(runs[0]))
         pairs = [_image(run) - others[run["seed"]] for run in rival if row != "firm" and run["seed"] in others]
         if pairs:
@@ -188,8 +190,8 @@ def _gate(found: Found) -> list[str]:
     """Whether FIRM beats plain pixels under the same preprocessing, seed by seed: what does not is of no use."""
     parts = []
     for row, runs in found.items():
-        light = row.partition(", ")[2]
-        plain = found.get(f"pixels, {light}") or found.get("pixels") or []
+        kin = f"pixels, {row.partition(', ')[2]}"
+        plain = found.get(kin if kin in found else "pixels", [])
         for look in runs[0]["final"] if runs and plain and row.partition(", ")[0] == "firm" else ():
             over = [_value(run["final"][look]) - _image(plain[0]) for run in runs]
             listed = ", ".join(f"{100 * value:+.1f}" for value in over)
@@ -198,13 +200,13 @@ def _gate(found: Found) -> list[str]:
 
 
 def _rival(row: str, found: Found) -> list[Result]:
-    """FIRM's runs to compare a row with: those of the same light, where there are such."""
-    name, _, light = row.partition(", ")
-    return found.get(f"firm, {light}" if name != "firm" and f"firm, {light}" in found else "firm", [])
+    """FIRM's runs to compare a row with: those that differ from it in nothing else, where there are such."""
+    name, _, how = row.partition(", ")
+    return found.get(f"firm, {how}" if name != "firm" and f"firm, {how}" in found else "firm", [])
 
 
 def _image(run: Result) -> float:
-    """What a fit would decide by: adapted features beside unadapted ones, else the plain look, which is the first."""
+    """Of adapted features those beside unadapted ones, by which a fit decides; else the first look, the plain one."""
     final = run["final"].get(FITTED) or next(iter(run["final"].values()))
     return _value(final)
 
