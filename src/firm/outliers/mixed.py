@@ -20,7 +20,7 @@ from firm.types import FirmError, Outliers, Scene
 class Mixed:
     """The sources take turns at the outliers of an inlier; a kind of one source is no kind of another.
 
-    With fewer outliers to an inlier than sources, each is of a source drawn at random, whatever its number. Every source
+    With fewer outliers to an inlier than sources, each is of a source drawn at random, whatever its number. Each source
     draws from a stream of its own name, so that what one draws shifts no other.
     """
 
