@@ -179,8 +179,7 @@ def _paired(found: Found) -> list[str]:
             others = dict.fromkeys((run["seed"] for run in rival), _image(runs[0]))
         pairs = [_image(run) - others[run["seed"]] for run in rival if row != "firm" and run["seed"] in others]
         if pairs:
-            listed = ", ".join(f"{100 * value:+.1f}" for value in pairs)
-            parts.append(f"{row} {100 * mean_std(pairs)[0]:+.1f} ({listed})")
+            parts.append(_differing(row, pairs))
     beside = any(FITTED in run["final"] for run in found.get("firm", []))
     told = f"image AUROC seed by seed{f', each {FITTED} where it is adapted' if beside else ''}"
     return ["", f"FIRM less, {told}: {'; '.join(parts)}."] if parts else []
@@ -194,9 +193,13 @@ def _gate(found: Found) -> list[str]:
         plain = found.get(kin if kin in found else "pixels", [])
         for look in runs[0]["final"] if runs and plain and row.partition(", ")[0] == "firm" else ():
             over = [_value(run["final"][look]) - _image(plain[0]) for run in runs]
-            listed = ", ".join(f"{100 * value:+.1f}" for value in over)
-            parts.append(f"{f'{row} {look}'.strip()} {100 * mean_std(over)[0]:+.1f} ({listed})")
+            parts.append(_differing(f"{row} {look}".strip(), over))
     return ["", f"The gate, image AUROC less that of plain pixels: {'; '.join(parts)}."] if parts else []
+
+
+def _differing(name: str, values: list[float]) -> str:
+    """The mean difference, and that of every seed."""
+    return f"{name} {100 * mean_std(values)[0]:+.1f} ({', '.join(f'{100 * value:+.1f}' for value in values)})"
 
 
 def _rival(row: str, found: Found) -> list[Result]:
