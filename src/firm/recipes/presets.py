@@ -70,8 +70,7 @@ WHOLE = change(
 )
 
 # patches on a CPU: a small network, one light, one pose, and each place compared with its like. It is taught six kinds
-# of defects, one to a good image, in patches that show them plainly: what it is not taught it comes to overlook, and
-# from faint examples it learns late or not at all
+# of defects, one to a good image, in patches that show them plainly: from faint examples it learns late or not at all
 INSPECT = change(
     PATCHES,
     {
