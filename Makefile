@@ -4,7 +4,7 @@ ENV := .venv
 RUN := $(ENV)/bin/python
 STAMP := $(ENV)/.installed
 
-.PHONY: demo picture test lint check-slow bench clean
+.PHONY: demo picture test lint check-slow docs bench clean
 
 demo: $(STAMP)
 	$(ENV)/bin/firm demo --out demo
@@ -23,9 +23,13 @@ lint: $(STAMP)
 check-slow: $(STAMP)
 	$(RUN) -m pytest -m slow
 
+docs: $(STAMP)
+	$(ENV)/bin/pip install -q -c constraints.txt -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(ENV)/bin/mkdocs build --strict
+	@echo "open build/site/index.html"
+
 bench: $(STAMP)
-	$(ENV)/bin/pip install -q -c constraints.txt -e ".[bench]"
-	for script in benchmarks/*.py; do $(RUN) $$script || exit 1; done | tee docs/results/speed.txt
+	for script in benchmarks/*.py; do $(RUN) $$script || exit 1; done | tee results/speed.txt
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(RUN) || $(PYTHON) -m venv $(ENV)
@@ -33,4 +37,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf $(ENV) demo bench-work .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(ENV) demo build bench-work .pytest_cache .mypy_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""The bank of patches: against a flat faiss index, near its own place against everywhere, a coreset against its search.
+"""The bank of patches: against torch.cdist, near its own place against everywhere, a coreset against its search.
 
     python benchmarks/patch_bank.py [--threads 1]
 
@@ -9,13 +9,12 @@ numbers, k = 1. All sides of a ratio are measured in this run.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 
 import torch
 from training_step import in_turn, timed
 
-from firm.bank import Bank, Memory, fit_bank
-from firm.memory import nearest, unit
+from firm.scoring.knn import nearest, unit
+from firm.scoring.patch_bank import Bank, Memory, fit_bank
 
 SIDE, IMAGES = 15, 8
 BANKS = (98, 320, 711)  # good images: 22,050, 72,000 and 159,975 patches
@@ -33,30 +32,28 @@ def bank_of(good: torch.Tensor, memory: Memory) -> Bank:
     return fit_bank(good, memory, rng=torch.Generator().manual_seed(0))
 
 
-def compare_with_faiss(good: torch.Tensor, suspects: torch.Tensor, threads: int) -> None:
-    import faiss
-
-    faiss.omp_set_num_threads(threads)
+def compare_with_cdist(good: torch.Tensor, suspects: torch.Tensor) -> None:
     bank = bank_of(good, Memory())
     queries = unit(suspects.flatten(0, 2))
-    index = faiss.IndexFlatIP(bank.vectors.shape[1])
-    index.add(bank.vectors.numpy())
-    rounds = ROUNDS[len(good)]
-    ours, theirs = in_turn(rounds, lambda: bank.score(suspects), lambda: index.search(queries.numpy(), 1))
-    print(f"{described(bank)}: flat faiss index / bank = {theirs / ours:.2f}")
+
+    def plain_search() -> torch.Tensor:
+        return torch.cat([torch.cdist(part, bank.vectors).amin(1) for part in queries.split(256)])
+
+    ours, plain = in_turn(ROUNDS[len(good)], lambda: bank.score(suspects), plain_search)
+    print(f"{described(bank)}: torch.cdist / bank = {plain / ours:.2f}")
 
 
 def compare_places(good: torch.Tensor, suspects: torch.Tensor) -> None:
     everywhere = bank_of(good, Memory())
     rounds = ROUNDS[len(good)]
-    for reach in (0, 1, 3):
-        near = bank_of(good, Memory(reach=reach))
+    for radius in (0, 1, 3):
+        near = bank_of(good, Memory(neighbourhood=radius))
         all_of_it, part = in_turn(rounds, lambda: everywhere.score(suspects), lambda near=near: near.score(suspects))
-        print(f"{described(near)}, reach {reach}: everywhere / near its place = {all_of_it / part:.1f}")
+        print(f"{described(near)}, reach {radius}: everywhere / near its place = {all_of_it / part:.1f}")
 
 
 def compare_company(good: torch.Tensor, suspects: torch.Tensor) -> None:
-    near = bank_of(good, Memory(reach=1))
+    near = bank_of(good, Memory(neighbourhood=1))
     one_by_one, together = in_turn(
         ROUNDS[len(good)], lambda: [near.score(one[None]) for one in suspects], lambda: near.score(suspects)
     )
@@ -72,13 +69,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    if importlib.util.find_spec("faiss") is None:
-        print("faiss is not installed (the extra `bench` has it); no comparison")
-    else:
-        for dimensions in DIMENSIONS:
-            for images in BANKS:
-                good, suspects = features(images, dimensions, 0), features(IMAGES, dimensions, 1)
-                compare_with_faiss(good, suspects, arguments.threads)
+    for dimensions in DIMENSIONS:
+        for images in BANKS:
+            compare_with_cdist(features(images, dimensions, 0), features(IMAGES, dimensions, 1))
     good, suspects = features(BANKS[1], DIMENSIONS[0], 0), features(IMAGES, DIMENSIONS[0], 1)
     compare_places(good, suspects)
     compare_company(good, suspects)
@@ -87,7 +80,7 @@ def main() -> None:
     rows, blocks = in_turn(1, lambda: nearest(queries, bank.vectors, 1), lambda: bank.score(suspects))
     print(f"{described(bank)}: whole rows of cosines / blocks = {rows / blocks:.2f}")
     good = good[: BANKS[0]]
-    choosing = timed(lambda: bank_of(good, Memory(keep=CHOSEN, choose="coreset")))
+    choosing = timed(lambda: bank_of(good, Memory(sampling_ratio=CHOSEN, sampling="coreset")))
     bank = bank_of(good, Memory())
     search = timed(lambda: bank.score(suspects))
     print(f"{described(bank)}: choosing a coreset of {CHOSEN} / looking up {IMAGES} images = {choosing / search:.1f}")

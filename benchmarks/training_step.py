@@ -22,13 +22,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from firm.allocator import keep_freed_memory
-from firm.encoder import Encoder
-from firm.images import Preprocessing
+from firm.detector.fit import as_data
+from firm.detector.prepare import prepare
+from firm.networks.heads import Encoder, build
 from firm.recipes.presets import PAPER
 from firm.recipes.recipe import change
-from firm.runs import Run
-from firm.training import State, Task, start
+from firm.runtime.platform import keep_freed_memory
+from firm.runtime.random import stream
+from firm.training.loop import State, start
 
 CIFAR_LIKE = torch.randint(0, 256, (512, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 
@@ -42,7 +43,7 @@ def multiplications(settings: Encoder) -> int:
         weight = module.weight
         total += output[0].numel() * weight.numel() // weight.shape[0]
 
-    network = start(settings, PAPER.training, seed=0).network.eval()
+    network = build(settings, rng=stream(0, "weights")).eval()
     for module in network.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             module.register_forward_hook(count)
@@ -77,11 +78,11 @@ def bare_step(state: State, images: torch.Tensor) -> Callable[[], None]:
 def compare(width: int, rounds: int, target: float) -> None:
     """Steps of a real run, logging to a folder, and bare ones take turns; the sums are compared."""
     recipe = change(PAPER, {"encoder.width": width})
-    task = Task(CIFAR_LIKE, Preprocessing(32), recipe.outliers, recipe.views, recipe.positives, recipe.training, seed=0)
+    prepared = prepare(recipe, as_data(CIFAR_LIKE), torch.arange(len(CIFAR_LIKE)), seed=0)
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(recipe, task, folder=Path(folder), checkpoint_seconds=math.inf)
+        run = prepared.run(folder=Path(folder), checkpoint_seconds=math.inf)
         steps = iter(run)
-        bare = bare_step(run.state, task.batch(0).images.contiguous(memory_format=torch.channels_last))
+        bare = bare_step(run.state, prepared.task.batch(0).images.contiguous(memory_format=torch.channels_last))
         for _ in range(3):  # warm up the allocator
             next(steps)
             bare()
@@ -92,7 +93,7 @@ def compare(width: int, rounds: int, target: float) -> None:
 
 def matmul_share(rounds: int) -> None:
     settings = PAPER.encoder
-    state = start(settings, PAPER.training, seed=0)
+    state = start(build(settings, rng=stream(0, "weights")), PAPER.training)
     images = torch.randn(64, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     left, right = torch.randn(2048, 2048), torch.randn(2048, 2048)
     step, product = in_turn(rounds, bare_step(state, images), lambda: left @ right)

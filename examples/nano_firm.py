@@ -1,15 +1,15 @@
 """FIRM's semantic branch in one file, with nothing but torch and numpy: from good images to an AUROC.
 
-    python examples/nano_firm.py                                                                  # drawn glyphs
-    python examples/nano_firm.py --data /usr/share/datasets/fashion-mnist --normal 5 --steps 300  # sandals
+    python examples/nano_firm.py                                                # drawn glyphs
+    python examples/nano_firm.py --data ~/.cache/firm/fashion-mnist --normal 5  # sandals (firm fetch fashion-mnist)
 
 It prints the AUROC of the untrained encoder, the falling loss, and the AUROC of the trained one (1 is perfect, 0.5 is
 guessing): about 0.61 -> 0.83 for the glyphs, 0.53 -> 0.91 for the sandals, in half a minute on one core.
 
-The method: good images turned by 90, 180 and 270 degrees stand in for anomalies; all good images attract each other, a
-turned one only its own second view; what lies far from every good image is anomalous. Images are grey, so colour jitter
-is brightness and contrast. The sizes are ours; the paper trains a ResNet-18 of width 64 with a head of eight hidden
-layers for 2000 epochs.
+The method: good images rotated by 90, 180 and 270 degrees serve as outliers. All good images attract each other, an
+outlier attracts only its own second view. An image is anomalous if it is far from every good image. Images are grey, so
+colour jitter is brightness and contrast. The sizes are ours; the paper trains a ResNet-18 of width 64 with a head of
+eight hidden layers for 2000 epochs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-INLIER = 0  # group 0 is good; groups 1, 2, 3 are the quarter turns
+INLIER = 0  # group 0 is normal; groups 1, 2, 3 are the quarter turns
 Data = tuple[Tensor, Tensor, Tensor]  # inliers to learn from, test images, which of those are anomalous
 
 
@@ -56,14 +56,14 @@ GLYPHS = (  # strokes x0 y0 x1 y1 in -1..1, y down: arrow, tee, cross, zed, hook
 
 
 def glyphs(normal: int, rng: Generator) -> Data:
-    """One glyph against the other five, each moved, scaled and tilted a little, thick or thin, dark or bright."""
+    """One glyph against the other five, each slightly moved, scaled and tilted, thick or thin, dark or bright."""
     inliers = draw(GLYPHS[normal], 400, rng)
     test = torch.cat([draw(strokes, 100, rng) for strokes in GLYPHS])
     return inliers, test, torch.arange(len(GLYPHS)).repeat_interleave(100) != normal
 
 
 def draw(strokes: tuple[tuple[float, ...], ...], n: int, rng: Generator) -> Tensor:
-    """n drawings of one glyph: ink wherever a stroke is near."""
+    """n drawings of one glyph: ink near every stroke."""
     y, x = torch.meshgrid(torch.linspace(-1, 1, 32), torch.linspace(-1, 1, 32), indexing="ij")  # 32 32
     x, y, tilt = x + uniform(n, -0.2, 0.2, rng), y + uniform(n, -0.2, 0.2, rng), uniform(n, -0.25, 0.25, rng)
     x, y = x * tilt.cos() - y * tilt.sin(), x * tilt.sin() + y * tilt.cos()  # n 1 32 32
@@ -83,12 +83,12 @@ def uniform(n: int, low: float, high: float, rng: Generator) -> Tensor:
 
 
 def turned(images: Tensor, quarters: Tensor) -> Tensor:
-    """Each image turned by its number of quarters, exactly: the synthetic outliers of section 3.4."""
+    """Each image rotated by its number of quarter turns: the synthetic outliers of section 3.4."""
     return torch.stack([torch.rot90(x, int(q), dims=(1, 2)) for x, q in zip(images, quarters, strict=True)])
 
 
 def view(images: Tensor, rng: Generator) -> Tensor:
-    """One random look at each image: a crop of 1/4 to all of its area resized, brightness, contrast, blur."""
+    """One random view of each image: a resized crop of 1/4 to all of its area, brightness, contrast, blur."""
     n = len(images)
     side = uniform(n, 0.25, 1, rng).sqrt()  # n 1 1 1
     x, y = (1 - side) * uniform(n, -1, 1, rng), (1 - side) * uniform(n, -1, 1, rng)
@@ -98,7 +98,7 @@ def view(images: Tensor, rng: Generator) -> Tensor:
     images = (images * uniform(n, 0.6, 1.4, rng)).clamp(0, 1)
     images = torch.lerp(images.mean((1, 2, 3), keepdim=True), images, uniform(n, 0.6, 1.4, rng)).clamp(0, 1)
     tap = torch.exp(-1 / (2 * uniform(n, 0.1, 2, rng) ** 2)) * (uniform(n, 0, 1, rng) < 0.75)  # three taps, or none
-    for dim in (2, 3):  # rolling lets the two borders meet: simple, and of no matter here
+    for dim in (2, 3):  # roll wraps around the border: simple, and harmless here
         images = (images + tap * (images.roll(1, dim) + images.roll(-1, dim))) / (1 + 2 * tap)
     return images  # n 1 32 32
 
@@ -117,7 +117,7 @@ class Block(nn.Module):
 
 
 def network(width: int, rng: Generator) -> tuple[nn.Module, nn.Module]:
-    """The encoder f, whose features are scored, and the projection head g, which only the loss sees."""
+    """The encoder f, whose features are scored, and the projection head g, which only the loss uses."""
     stem = [nn.Conv2d(1, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]  # n w 16 16
     blocks = [Block(width, width, 1), Block(width, 2 * width, 2), Block(2 * width, 4 * width, 2)]  # n 4w 4 4
     encoder = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())  # n 4w
@@ -166,26 +166,26 @@ def train(
 
 @torch.no_grad()
 def features(encoder: nn.Module, images: Tensor) -> Tensor:
-    """Unit vectors; in evaluation mode, so that an image's features do not depend on its company."""
+    """Unit vectors; in evaluation mode, so that the features of an image do not depend on the other images."""
     encoder.eval()
     return F.normalize(torch.cat([encoder(part) for part in images.split(256)]), dim=1)  # n 4w
 
 
 def score(encoder: nn.Module, images: Tensor, inliers: Tensor, k: int) -> Tensor:
-    """Equation 6 turned round, so that higher is more anomalous: one less the mean cosine to the k nearest inliers."""
+    """Equation 6, negated: one minus the mean cosine to the k nearest inliers. Higher is more anomalous."""
     cosine = features(encoder, images) @ features(encoder, inliers).T  # m n
     return 1 - cosine.topk(k, dim=1).values.mean(1)  # m
 
 
 def auroc(scores: Tensor, anomalous: Tensor) -> float:
-    """The chance that an anomaly scores above a good image, ties counting half."""
+    """The probability that an anomaly scores above a good image; ties count half."""
     bad, good = scores[anomalous], scores[~anomalous].sort().values
     beaten = torch.searchsorted(good, bad) + torch.searchsorted(good, bad, right=True)
     return beaten.double().mean().item() / (2 * len(good))
 
 
 def run(o: argparse.Namespace) -> tuple[float, list[float], float]:
-    """AUROC of the untrained encoder, the losses, AUROC of the trained one: decided by the options alone."""
+    """AUROC of the untrained encoder, the losses, AUROC of the trained encoder; the options decide all of it."""
     rng = Generator().manual_seed(o.seed)
     inliers, test, anomalous = fashion_mnist(o.data, o.normal) if o.data else glyphs(o.normal, rng)
     encoder, head = network(o.width, rng)

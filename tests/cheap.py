@@ -8,6 +8,6 @@ from firm.recipes.recipe import change
 CHEAP = change(
     INSPECT,
     {"features": "pixels", "training.epochs": 4, "training.batch": 8, "encoder.width": 8, "size": 48,
-     "encoder.head.hidden": (8,), "automatic": (), "memory.reach": 1, "tiling.size": 16, "tiling.stride": 16,
+     "encoder.head.hidden": (8,), "automatic": (), "memory.neighbourhood": 1, "tiling.size": 16, "tiling.stride": 16,
      "views.sizes": (16,)},
 )  # fmt: skip

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 import contracts
-from firm.conditioning import FAINT, GAIN, MIDDLE, NEIGHBOURHOOD, SIDE, Conditioning, elongation, lit
-from firm.foreground import Rule
-from firm.types import FirmError
+from cases import each
+from firm.errors import SettingError
+from firm.images.alignment import FAINT, GAIN, MIDDLE, NEIGHBOURHOOD, SIDE, Conditioning, elongation, even_illumination
+from firm.images.foreground import Rule
 
 BRIGHT = Rule(method="otsu", close=0, open=0)
 ALIGNED = Conditioning(align=True, foreground=BRIGHT)
@@ -59,11 +60,11 @@ def levels(one, other):
 # --- light ---
 
 
-@pytest.mark.parametrize("channels", [1, 3])
+@each("channels", [1, 3])
 def test_the_median_goes_to_the_middle(channels):
     images = as_bytes(textured(5, channels))
     images[:, :, :12] = 250  # a bright part: the mean would not do
-    found = Conditioning(light="median")(images).images
+    found = Conditioning(illumination="median")(images).images
     for image in found:
         assert abs(float(np.median(image.numpy())) - MIDDLE) <= 1
 
@@ -72,7 +73,7 @@ def test_the_median_goes_to_the_middle(channels):
 @given(exposure=st.floats(0.6, 1.9), seed=st.integers(0, 99))
 def test_median_light_does_not_know_the_exposure(exposure, seed):
     values = textured(2, seed=seed)
-    condition = Conditioning(light="median")
+    condition = Conditioning(illumination="median")
     difference = levels(condition(as_bytes(values * exposure)).images, condition(as_bytes(values)).images)
     assert float(difference.max()) <= 4  # half a level of a picture at 0.6 is a bit more than one at the middle
     assert float(difference.mean()) < 2
@@ -83,7 +84,7 @@ def test_median_light_does_not_know_the_exposure(exposure, seed):
 def test_local_light_knows_neither_gain_nor_offset(gain, offset, seed):
     values = textured(2, seed=seed)
     values = (values - 90) * 2 + 90  # contrasts well above what counts as faint
-    condition = Conditioning(light="local")
+    condition = Conditioning(illumination="local")
     found, expected = (condition(as_bytes(some)).images for some in ((values - 90) * gain + 90 + offset, values))
     assert float(levels(found, expected).mean()) < 6
     assert np.corrcoef(found.flatten().numpy(), expected.flatten().numpy())[0, 1] > 0.98  # rounded at a low gain
@@ -91,7 +92,7 @@ def test_local_light_knows_neither_gain_nor_offset(gain, offset, seed):
     assert float(levels(shifted, condition(as_bytes(values.round())).images).max()) <= 1
 
 
-@pytest.mark.parametrize("channels", [1, 3])
+@each("channels", [1, 3])
 def test_local_light_is_the_difference_to_the_neighbourhood_in_its_deviations(channels):
     pixels = contracts.images_of(1, channels, 40, 56)[0].permute(1, 2, 0).numpy()
     sigma = NEIGHBOURHOOD * 40 / SIDE
@@ -103,21 +104,21 @@ def test_local_light_is_the_difference_to_the_neighbourhood_in_its_deviations(ch
     centred = values - np.stack([around(values[..., c]) for c in range(channels)], axis=2)
     spread = np.sqrt(around((centred**2).mean(axis=2)))
     expected = np.clip(centred / (spread[..., None] + FAINT) * GAIN + MIDDLE, 0, 255)
-    assert np.abs(lit(pixels, "local") - expected).max() < 1
+    assert np.abs(even_illumination(pixels, "local") - expected).max() < 1
 
 
 def test_faint_noise_is_not_blown_up():
     noise = (100 + torch.randn(1, 3, 48, 48, generator=contracts.generator())).round()
-    found = Conditioning(light="local")(as_bytes(noise)).images.float()
+    found = Conditioning(illumination="local")(as_bytes(noise)).images.float()
     assert 1 < float(found.std()) < 2 * GAIN / FAINT
 
 
-@pytest.mark.parametrize("level", [0, 1, 77, 255])
-@pytest.mark.parametrize("channels", [1, 3])
+@each("level", [0, 1, 77, 255])
+@each("channels", [1, 3])
 def test_a_constant_image_stays_constant(level, channels):
     plain = torch.full((2, channels, 20, 24), level, dtype=torch.uint8)
     for light, expected in (("none", level), ("median", 128 if level else 0), ("local", 128)):
-        assert (Conditioning(light=light)(plain).images == expected).all()
+        assert (Conditioning(illumination=light)(plain).images == expected).all()
 
 
 # --- pose ---
@@ -163,7 +164,7 @@ def test_a_point_of_the_aligned_frame_finds_its_way_back(angle, right, down, alo
 def test_a_map_without_alignment_stays_where_it_is():
     for light in ("none", "local"):
         maps = torch.rand(2, 24, 32, generator=contracts.generator())
-        ready = Conditioning(light=light)(contracts.images_of(2, 3, 24, 32))
+        ready = Conditioning(illumination=light)(contracts.images_of(2, 3, 24, 32))
         assert ready.frames is None
         assert torch.equal(ready.back(maps), maps)
 
@@ -230,7 +231,7 @@ def test_elongation_is_that_of_the_largest_object_and_of_the_middle_image():
 # --- each by itself ---
 
 
-@pytest.mark.parametrize("condition", [Conditioning(light="median"), Conditioning(light="local"), ALIGNED])
+@each("condition", [Conditioning(illumination="median"), Conditioning(illumination="local"), ALIGNED])
 def test_an_image_is_conditioned_by_itself_alone(condition):
     images = torch.cat([picture(angle=angle) for angle in (0, 70, 200)])
     before = images.clone()
@@ -245,10 +246,10 @@ def test_an_image_is_conditioned_by_itself_alone(condition):
             assert torch.equal(alone.frames[0], together.frames[i])
 
 
-@pytest.mark.parametrize("light", ["none", "median", "local"])
-@pytest.mark.parametrize("align", [False, True])
+@each("light", ["none", "median", "local"])
+@each("align", [False, True])
 def test_grey_is_conditioned_as_its_three_copies(light, align):
-    condition = Conditioning(light=light, align=align, foreground=BRIGHT)
+    condition = Conditioning(illumination=light, align=align, foreground=BRIGHT)
     images = torch.cat([picture(angle=angle) for angle in (20, 150)])
     one, three = condition(images[:, :1].contiguous()), condition(images)
     assert one.images.shape == (2, 1, HEIGHT, WIDTH)
@@ -264,7 +265,7 @@ def test_nothing_to_do_hands_the_images_through():
     assert ready.frames is None
 
 
-@pytest.mark.parametrize("condition", [Conditioning(), Conditioning(light="local"), ALIGNED])
+@each("condition", [Conditioning(), Conditioning(illumination="local"), ALIGNED])
 def test_no_images_are_no_trouble(condition):
     ready = condition(torch.empty(0, 3, 12, 16, dtype=torch.uint8))
     assert ready.images.shape == (0, 3, 12, 16)
@@ -272,7 +273,7 @@ def test_no_images_are_no_trouble(condition):
 
 
 def test_impossible_settings_are_named():
-    with pytest.raises(FirmError, match=r"conditioning\.light is 'dim'; use one of none, median, local"):
-        Conditioning(light="dim")
-    with pytest.raises(FirmError, match=r"align needs an object on a background; set conditioning\.foreground\.method"):
+    with pytest.raises(SettingError, match=r"conditioning\.illumination is 'dim'.*none, median, local"):
+        Conditioning(illumination="dim")
+    with pytest.raises(SettingError, match=r"conditioning\.align .*conditioning\.foreground\.method"):
         Conditioning(align=True)

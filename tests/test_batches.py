@@ -1,4 +1,4 @@
-"""A batch is a function of seed and step; an epoch is one pass over every inlier and its outliers."""
+"""A batch is a function of seed, step and rank; an epoch is one pass over every inlier and its outliers."""
 
 import numpy as np
 import pytest
@@ -7,16 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import contracts
-from firm.batching import make_batch, steps_per_epoch
-from firm.colour import Jitter
-from firm.images import Preprocessing
-from firm.outliers import CutPaste, Exposure, Rotations
-from firm.outliers.rotations import turned
-from firm.types import FirmError, Outliers, Statistics
-from firm.views import VIEWS, Augment
+from cases import each
+from firm.errors import DataError, SettingError
+from firm.images.colour import Jitter
+from firm.images.preprocess import Preprocessing
+from firm.outliers.registry import CutPaste, Exposure, Rotations
+from firm.outliers.whole_images import turned
+from firm.training.batches import ImageTask, steps_per_epoch
+from firm.training.loop import Training
+from firm.types import Outliers, Statistics
+from firm.views.registry import VIEWS, SimCLR
 
 SIDE = 6
-CLEAN = Augment(crop=(1.0, 1.0), jitter=Jitter(probability=0), blur=0.0)  # a view is the image itself
+CLEAN = SimCLR(crop=(1.0, 1.0), jitter=Jitter(probability=0), blur=0.0)  # a view is the image itself
 PIXELS = Preprocessing(SIDE)
 
 
@@ -31,18 +34,12 @@ def composed(
     views=CLEAN,
     preprocessing=PIXELS,
     foreground=None,
+    rank=0,
+    world=1,
 ):
-    return make_batch(
-        images,
-        outliers or Rotations(),
-        views,
-        preprocessing,
-        batch=batch,
-        stratified=stratified,
-        seed=seed,
-        step=step,
-        foreground=foreground,
-    )
+    training = Training(batch=batch, stratified=stratified)
+    task = ImageTask(images, preprocessing, outliers or Rotations(), views, training, seed, foreground)
+    return task.batch(step, rank=rank, world=world)
 
 
 def items_of(images, batch):
@@ -103,6 +100,33 @@ def same(one, other):
     return all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("images", "source", "group"))
 
 
+@pytest.mark.parametrize("world", [2, 3])
+def test_the_parts_of_all_ranks_are_the_whole_batch(world):
+    """Disjoint, complete and the same pixels, views and outliers included: the number of processes decides nothing."""
+    images = contracts.images_of(8, 3, SIDE)
+
+    def make(rank=0, world=1):
+        return composed(images, 5, outliers=CutPaste(), views=VIEWS["simclr"], rank=rank, world=world)
+
+    whole, parts = make(), [make(rank, world) for rank in range(world)]
+    halves = [len(part.source) // 2 for part in parts]
+    firsts = torch.cat([part.source[:half] for part, half in zip(parts, halves, strict=True)])
+    assert sorted(firsts.tolist()) == list(range(8))
+    assert max(halves) - min(halves) <= 1
+    for part, half in zip(parts, halves, strict=True):
+        assert torch.equal(part.source[:half], part.source[half:])  # both views of an image are on one rank
+        at = torch.cat([part.source[:half], 8 + part.source[half:]])
+        assert torch.equal(part.images, whole.images[at])
+        assert torch.equal(part.group, whole.group[at])
+    assert same(parts[1], make(1, world))
+
+
+@each("rank, world", [(2, 2), (-1, 2), (0, 0), (8, 9)])
+def test_impossible_ranks_are_refused(rank, world):
+    with pytest.raises(SettingError, match=r"rank|processes"):
+        composed(contracts.images_of(8, 3, SIDE), 0, rank=rank, world=world)
+
+
 @pytest.mark.parametrize("outliers", [Rotations(), CutPaste()])
 def test_a_batch_is_a_function_of_seed_and_step(outliers):
     images = contracts.images_of(8, 3, SIDE)
@@ -145,7 +169,7 @@ def test_a_quarter_of_the_items_are_inliers_in_expectation():
     assert min(counts) < 8 < max(counts)
 
 
-@pytest.mark.parametrize(("batch", "normal"), [(8, 2), (32, 8), (10, 2), (3, 1)])
+@each("batch, normal", [(8, 2), (32, 8), (10, 2), (3, 1)])
 def test_stratified_batches_have_the_same_number_of_inliers(batch, normal):
     images = contracts.images_of(40, 3, SIDE)
     shown = []
@@ -158,10 +182,7 @@ def test_stratified_batches_have_the_same_number_of_inliers(batch, normal):
 
 
 def test_too_few_images_say_what_would_do():
-    message = (
-        r"3 good images with 3 outliers each make 12 items, fewer than one batch of 32; .*training\.batch=12 or less"
-    )
-    with pytest.raises(FirmError, match=message):
+    with pytest.raises(DataError, match=r"3 good images .* training\.batch=12"):
         steps_per_epoch(3, 3, 32)
     assert steps_per_epoch(3, 3, 12) == 1
 

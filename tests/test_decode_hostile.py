@@ -13,9 +13,10 @@ import pytest
 from PIL import Image, ImageFile
 
 import firm
-from firm import images, pixels
-from firm.errors import FirmError, UnreadableImage, named
-from firm.images import decode, decode_mask, depth_of, peak_of
+from cases import each
+from firm.errors import FirmError, ImageError, named
+from firm.images import decode as pixels
+from firm.images.decode import _peak, decode, decode_mask, depth_of
 from image_files import HERE, chunk, encoded, exif, png, tiff
 
 RGB = np.random.default_rng(0).integers(0, 256, (7, 9, 3), dtype=np.uint8)
@@ -64,7 +65,7 @@ SEEDS = {
 
 def refused(source, reason):
     """One sentence, on one line, naming the file."""
-    with pytest.raises(UnreadableImage) as found:
+    with pytest.raises(ImageError) as found:
         decode(source)
     sentence = str(found.value)
     name = named(source) if isinstance(source, str | Path) else "the image"
@@ -76,7 +77,7 @@ def refused(source, reason):
 # what a file is, is told by its content
 
 
-@pytest.mark.parametrize(
+@each(
     "content",
     [
         b"hello\n",
@@ -96,25 +97,24 @@ def test_other_formats_are_refused_whatever_their_name(content, tmp_path, monkey
         monkeypatch.setitem(Image.OPEN, kind, (lambda *_: pytest.fail("was run"), lambda _: pytest.fail("was asked")))
     file = tmp_path / "part.png"
     file.write_bytes(content)
-    refused(file, "it is no PNG, JPEG, TIFF, BMP or WebP file")
+    refused(file, "content is not PNG, JPEG, TIFF, BMP or WebP")
 
 
-@pytest.mark.parametrize("name", SEEDS)
-def test_only_the_reader_of_its_own_format_is_run(name, monkeypatch):
-    if name == "animated.png":
-        return
+@each("name", [name for name in SEEDS if name != "animated.png"])
+def test_only_the_reader_of_its_own_format_is_run(name):
     own = {"tif": "TIFF", "jpg": "JPEG"}.get(name.rpartition(".")[2], name.rpartition(".")[2].upper())
     Image.init()
-    for kind in set(Image.OPEN) - {own}:
-        monkeypatch.setitem(Image.OPEN, kind, (lambda *_: pytest.fail("was run"), lambda _: pytest.fail("was asked")))
-    assert decode(SEEDS[name]).shape in ((7, 9, 3), (9, 7, 3))  # the content decides, and bytes have no name at all
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in set(Image.OPEN) - {own}:
+            patch.setitem(Image.OPEN, kind, (lambda *_: pytest.fail("was run"), lambda _: pytest.fail("was asked")))
+        assert decode(SEEDS[name]).shape in ((7, 9, 3), (9, 7, 3))  # the content decides, and bytes have no name at all
 
 
 def test_a_pillow_image_of_another_format_is_not_loaded(monkeypatch):
     monkeypatch.setattr(ImageFile.ImageFile, "load", lambda _: pytest.fail("was loaded"))
     with Image.open(Path(firm.__file__).parent.parent.parent / "docs" / "demo.png") as opened:
         opened.format = "EPS"
-        refused(opened, "EPS is not read")
+        refused(opened, "EPS is not supported")
 
 
 def test_empty_absent_and_strange_files_are_named(tmp_path):
@@ -128,7 +128,7 @@ def test_empty_absent_and_strange_files_are_named(tmp_path):
     (tmp_path / "nowhere.png").symlink_to(tmp_path / "gone")
     refused(tmp_path / "nowhere.png", "does not exist")
     os.mkfifo(tmp_path / "pipe.png")
-    refused(tmp_path / "pipe.png", "is no file but a device or a pipe")  # and is not waited for
+    refused(tmp_path / "pipe.png", "is a device or a pipe")  # and is not waited for
     refused(tmp_path / ("long" * 100 + ".png"), "cannot be opened")
     refused("nul\0.png", "embedded null byte")
 
@@ -139,17 +139,17 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path, monkeypatch):
     def denied(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(images, "open", denied, raising=False)
+    monkeypatch.setattr(pixels, "open", denied, raising=False)
     refused(tmp_path / "a.png", r"cannot be opened \(Permission denied\); check the path and its permissions")
 
 
-@pytest.mark.parametrize("name", ["two\nlines.png", "bell\a.png", "\x1b[31mred.png", b"latin-\xe9.png", "Größe 中.png"])
+@each("name", ["two\nlines.png", "bell\a.png", "\x1b[31mred.png", b"latin-\xe9.png", "Größe 中.png"])
 def test_odd_names_are_read_and_shown_on_one_line(name, tmp_path):
     file = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + (name if isinstance(name, bytes) else name.encode())))
     file.write_bytes(SEEDS["png"])
     np.testing.assert_array_equal(decode(file), RGB)
     file.write_bytes(b"damaged")
-    with pytest.raises(UnreadableImage) as found:
+    with pytest.raises(ImageError) as found:
         decode(file)
     assert str(found.value).isprintable()
     str(found.value).encode()
@@ -195,14 +195,15 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("name", BOMBS)
-def test_huge_images_are_refused_by_their_header_alone(name, monkeypatch):
+@each("name", BOMBS)
+def test_huge_images_are_refused_by_their_header_alone(name):
     content, reason = BOMBS[name]
-    monkeypatch.setattr(Image.core, "new", lambda *_: pytest.fail("memory was taken for its pixels"))
-    monkeypatch.setattr(Image.core, "fill", lambda *_: pytest.fail("memory was taken for its pixels"))
-    if name.endswith("webp"):
-        monkeypatch.setattr(pixels.Image, "open", lambda *_, **__: pytest.fail("its reader was run"))
-    refused(content, f"{reason}.*; crop or scale it down first")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Image.core, "new", lambda *_: pytest.fail("memory was taken for its pixels"))
+        patch.setattr(Image.core, "fill", lambda *_: pytest.fail("memory was taken for its pixels"))
+        if name.endswith("webp"):
+            patch.setattr(pixels.Image, "open", lambda *_, **__: pytest.fail("its reader was run"))
+        refused(content, reason)
 
 
 def test_the_limit_itself_is_read(monkeypatch):
@@ -216,10 +217,10 @@ def test_the_limit_itself_is_read(monkeypatch):
 
 def test_a_file_of_too_many_bytes_is_not_read(tmp_path, monkeypatch):
     (tmp_path / "a.png").write_bytes(SEEDS["png"])
-    monkeypatch.setattr(images, "MAX_BYTES", len(SEEDS["png"]))
+    monkeypatch.setattr(pixels, "MAX_BYTES", len(SEEDS["png"]))
     decode(tmp_path / "a.png")
-    monkeypatch.setattr(images, "MAX_BYTES", len(SEEDS["png"]) - 1)
-    monkeypatch.setattr(images, "open", lambda *_: pytest.fail("was read"), raising=False)
+    monkeypatch.setattr(pixels, "MAX_BYTES", len(SEEDS["png"]) - 1)
+    monkeypatch.setattr(pixels, "open", lambda *_: pytest.fail("was read"), raising=False)
     refused(tmp_path / "a.png", "bytes, more than")
 
 
@@ -231,24 +232,24 @@ def test_text_that_unpacks_without_end_is_refused():
 # more than one
 
 
-@pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP", "MPO"])
+@each("kind", ["PNG", "TIFF", "WEBP", "MPO"])
 def test_files_of_several_images_are_refused(kind):
     several = encoded(PHOTO, kind, save_all=True, append_images=[PHOTO.rotate(180)])
-    refused(several, "holds more than one image; save the one that is meant as a file of its own")
+    refused(several, "holds more than one image")
     assert decode(encoded(PHOTO, kind, save_all=True)).shape == RGB.shape  # one alone is an image like any other
 
 
 # damaged
 
 
-@pytest.mark.parametrize("name", SEEDS)
+@each("name", SEEDS)
 def test_a_file_cut_short_is_never_taken_for_whole(name):
     """At any byte; what is cut may be padding or a trailer, and only then are there pixels, the same ones."""
     content = SEEDS[name]
     for end in range(len(content)):
         try:
             found = decode(content[:end])
-        except UnreadableImage:
+        except ImageError:
             continue
         assert end > 0.6 * len(content)
         np.testing.assert_array_equal(found, decode(content))
@@ -327,7 +328,7 @@ def test_thousands_of_damaged_files_end_in_pixels_or_in_a_sentence(numbers, monk
             content = MUTATIONS[mutation](content, rng)
         try:
             found = decode(content)
-        except UnreadableImage as error:
+        except ImageError as error:
             reasons.append(str(error))
             continue
         assert (found.dtype, found.ndim, found.shape[2]) == (np.uint8, 3, 3), number
@@ -339,7 +340,7 @@ def test_thousands_of_damaged_files_end_in_pixels_or_in_a_sentence(numbers, monk
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("what", [decode_mask, peak_of])
+@each("what", [decode_mask, _peak])
 def test_whatever_is_read_of_damaged_files_ends_so(what, monkeypatch):
     monkeypatch.setattr(pixels, "MAX_PIXELS", 1_000_000)
     seeds = list(SEEDS.values())
@@ -348,7 +349,7 @@ def test_whatever_is_read_of_damaged_files_ends_so(what, monkeypatch):
         content = MUTATIONS[number % len(MUTATIONS)](seeds[number % len(seeds)], rng)
         try:
             what(content)
-        except UnreadableImage:
+        except ImageError:
             continue
 
 
@@ -359,7 +360,7 @@ def test_nobody_else_decodes_images():
     root = Path(firm.__file__).parent
     elsewhere = re.compile(r"Image\.open|imread|imdecode|VideoCapture|plt\.imread|from PIL import .*ImageFile")
     found = [path.name for path in sorted(root.rglob("*.py")) if elsewhere.search(path.read_text())]
-    assert found == ["pixels.py"]
+    assert found == ["decode.py"]
 
 
 def test_warnings_are_as_they_were_and_threads_agree():

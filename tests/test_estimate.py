@@ -1,111 +1,164 @@
-"""What a fit will take, told from a few images; no clock of this machine decides a test."""
+"""Memory and minutes: how many images and epochs they hold. No clock of this machine decides a test."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+import torch
 
-import firm.timing as module
 from cheap import CHEAP
-from firm.bank import Memory
-from firm.data.drawn import drawn
-from firm.foretelling import MEMORY, memory_of, most_images, numbers_of, steps_of
+from firm.detector import estimate
+from firm.detector.detector import Detector
+from firm.detector.estimate import LEAST_EPOCHS, MEMORY, MOST_ADAPTOR_EPOCHS, epochs_within, feature_sizes, most_images
+from firm.detector.fit import Options, _within_minutes, fit, read_good, split_good
+from firm.detector.prepare import prepare
+from firm.drawn.render import draw_dataset, write_folder
+from firm.errors import MachineError
+from firm.networks.weights import WAVELETS, load_backbone
 from firm.recipes.presets import ADAPTED, FAST, INSPECT
+from firm.recipes.presets import recipe as preset
 from firm.recipes.recipe import change
-from firm.timing import Duration, duration
-from firm.types import FirmError
+from firm.scoring.patch_features import extract
+from firm.training.runs import CHECKPOINT
+from listening import Heard
 
-KINDS = ("encoder", "backbone")  # searched for neighbours; behind the head nothing is
+WAVY = preset(
+    "wavelets",
+    **{"training.epochs": 1, "size": 64, "pretrained.margin": 0, "automatic": (), "memory.neighbourhood": 1,
+       "training.batch": 64},
+)  # fmt: skip
+SMALL = change(CHEAP, {"training.batch": 16, "outliers": "perlin-blend"})
 
 
 @pytest.fixture(scope="module")
 def plates():
-    return drawn("plate", size=48, train=40, good=0, bad=0)[0]
+    return draw_dataset("plate", size=48, train=24, good=0, bad=0)
 
 
 @pytest.fixture
 def ticking(monkeypatch):
     """A clock that moves on by a second whenever it is read."""
-    now = iter(range(10_000))
-    monkeypatch.setattr(module.time, "perf_counter", lambda: float(next(now)))
-    monkeypatch.setattr(module, "_speed", lambda: 1e6)
+    seconds = iter(range(10_000))
+    monkeypatch.setattr(estimate.time, "perf_counter", lambda: float(next(seconds)))
 
 
-def test_the_parts_of_a_fit_add_up(plates, ticking):
-    took = duration(CHEAP, plates, held_out=10, seed=0)
-    assert took.epoch == steps_of(CHEAP, 40)  # a second to a step
-    assert took.epochs == 4
-    assert took.choosing == took.features == 0
-    look = 1 / module.IMAGES  # eight images between two readings of the clock
-    compared = 40 * 9 * 40 * 9 * 192 / (module.SHARE * 1e6)  # every patch with all: 1 cell away is everywhere of 3 x 3
-    assert took.memory == pytest.approx(compared + 40 * look)
-    assert took.thresholds == pytest.approx(10 * (look + compared / 40))
-    assert took.seconds == pytest.approx(took.memory + took.thresholds + 4 * took.epoch)
+# --- memory ---
 
 
-def test_choosing_takes_a_look_at_the_trial_in_every_light(plates, ticking):
-    took = duration(replace(CHEAP, automatic=("light",)), plates, held_out=10, seed=0)
-    assert took.choosing == pytest.approx(3 * 120 / module.IMAGES)
+def test_as_many_images_as_the_memory_holds():
+    for recipe in (INSPECT, ADAPTED, FAST):
+        backbone = load_backbone(WAVELETS) if recipe.pretrained.name else None
+        counts = [most_images(recipe, 256, gigabytes, backbone) for gigabytes in (1.5, MEMORY, 50.0)]
+        assert counts == sorted(set(counts))
+        room = (MEMORY * 1e9 - estimate.LIBRARIES) / counts[1]
+        assert pytest.approx(counts[2] * room, rel=0.01) == 50e9 - estimate.LIBRARIES
+        assert room > 6 * 3 * 256**2  # copies of the pixels at least
+        with pytest.raises(MachineError, match=r"0\.7 GB"):
+            most_images(recipe, 256, 0.7, backbone)
 
 
-def test_a_coreset_is_chosen_and_compared_with(plates, ticking):
-    kept = replace(CHEAP, memory=Memory(keep=0.1, choose="coreset"))
-    compared = 2 * 360 * 36 * 192 / (module.SHARE * 1e6)
-    assert duration(kept, plates, held_out=0, seed=0).memory == pytest.approx(compared + 40 / module.IMAGES)
+def test_sizes_of_features_are_those_of_a_model(plates):
+    wavelets = load_backbone(WAVELETS)
+    data = draw_dataset("plate", size=64, train=4, good=0, bad=0)
+    for recipe, images, backbone in ((CHEAP, plates, None), (WAVY, data, wavelets)):
+        recipe = change(recipe, {"features": "encoder+pixels", "training.epochs": 0, "memory.standardise": True})
+        detector = Detector.fit(images, recipe=recipe, parts=torch.arange(len(images.train)))
+        features = extract(detector.model.extractor, detector.model.align(images.train[:1]).images)
+        sizes = feature_sizes(recipe, backbone)
+        assert features["encoder"].shape[-1] == sizes["encoder"]
+        assert features["pixels"].shape[-1] <= sizes["pixels"]  # grey ones are fewer
 
 
-def test_the_choice_of_features_compares_what_was_spared_both_ways(plates):
-    cells = 36  # patches of 8 px in 48
-    everywhere = change(ADAPTED, {"memory.reach": -1})
-    encoder, backbone = (numbers_of(ADAPTED, ADAPTED.tiling, grey=False)[kind] for kind in KINDS)
-    kept = 40 * cells * module.THIN
-    among_known, spared = 40 * cells * kept * (encoder + backbone), 4 * 7 * cells * kept * (encoder + 2 * backbone)
-    assert module._tried(everywhere, plates) == pytest.approx(among_known + spared)
-    assert module._tried(ADAPTED, plates) == 0  # places count, so nothing is to be chosen
-    few = replace(plates, train=plates.train[:39])
-    settled = (
-        (replace(everywhere, automatic=()), plates),
-        (change(everywhere, {"training.epochs": 0}), plates),
-        (CHEAP, plates),
+def test_of_more_images_than_the_memory_holds_some_are_drawn(tmp_path, monkeypatch):
+    write_folder(tmp_path / "plates", "plate", size=48, train=24, good=0, bad=0)
+    monkeypatch.setattr(estimate, "FEWEST", 4)
+    recipe = change(CHEAP, {"training.epochs": 0})
+    room = (estimate.LIBRARIES + 10.5 * estimate._image_bytes(recipe, 48, None)) / 1e9
+    with pytest.warns(UserWarning, match=r"24 good images: .*10.*--memory"):
+        detector = Detector.fit(tmp_path / "plates", recipe=recipe, memory=room)
+    assert detector.origin["good_images"] + detector.decides.images == 10
+
+
+# --- minutes ---
+
+
+def test_epochs_are_what_the_minutes_leave(plates, ticking, monkeypatch):
+    prepared = prepare(SMALL, plates, torch.arange(24), seed=0)
+    monkeypatch.setattr(estimate, "_search_seconds", lambda *_: 4.0)
+    after = 4.0 * (1 + (10 + 60 + 8 * (60 + 60)) / 24)  # of a search among the 24 learnt images
+    for minutes in (0.001, 30.0):
+        epochs = epochs_within(minutes, 14.0, prepared, None, held_out=10, device="cpu")
+        room = (60 * minutes - 14 - after) / prepared.task.steps_per_epoch  # a second to a step
+        assert epochs == max(LEAST_EPOCHS, int(room))
+
+
+def test_an_adaptor_is_not_trained_for_ever(ticking):
+    backbone, images = load_backbone(WAVELETS), draw_dataset("plate", size=64, train=6, good=0, bad=0)
+    recipe = change(WAVY, {"training.epochs": 5})
+    prepared = prepare(recipe, images, torch.arange(6), seed=0, backbone=backbone)
+    epochs = [epochs_within(m, 0, prepared, backbone, held_out=2, device="cpu") for m in (0.01, 1e6)]
+    assert epochs == [LEAST_EPOCHS, MOST_ADAPTOR_EPOCHS]
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Trainings that were started, by how many steps each of them made."""
+    trainings, train = [], estimate.train
+
+    def noted(state, task, method):
+        trainings.append([])
+        for progress in train(state, task, method):
+            trainings[-1].append(progress.step)
+            yield progress
+
+    for module in ("firm.detector.estimate", "firm.training.runs"):
+        monkeypatch.setattr(f"{module}.train", noted)
+    return trainings
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_nothing_is_trained_for_an_estimate_but_a_few_timed_steps(plates, epochs, counted, monkeypatch):
+    """However few steps the recipe itself has."""
+    monkeypatch.setattr(
+        "firm.detector.fit.epochs_within", lambda *given, **options: min(5, epochs_within(*given, **options))
     )
-    for asked, images in ((everywhere, few), *settled):  # nothing is spared, so nothing is tried
-        assert module._tried(asked, images) == 0
+    recipe = change(SMALL, {"training.epochs": epochs})
+    fitted = fit(read_good(plates, recipe, Options(minutes=0.1, holdout=0.25)))
+    timed, trained = counted
+    assert len(timed) == estimate.TIMED + 1
+    assert fitted.recipe.training.epochs == 5
+    assert len(trained) == 5 * max(1, len(trained) // 5) > 0
 
 
-def test_whole_images_take_their_training_alone(plates, ticking):
-    asked = change(FAST, {"encoder.width": 8, "training.batch": 8, "size": 32, "encoder.head.hidden": (8,)})
-    took = duration(asked, plates, held_out=10, seed=0)
-    assert took.seconds == took.epochs * took.epoch > 0
+def test_a_resumed_fit_goes_on_with_the_same_number_of_epochs(plates, tmp_path, counted, monkeypatch):
+    monkeypatch.setattr("firm.detector.fit.epochs_within", lambda *_, **__: 6)
+    good = read_good(plates, SMALL, Options(minutes=0.1, holdout=0.25, folder=tmp_path))
+
+    def stop(progress, run):
+        if progress.step == 7:
+            run.save()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(good, Heard(), stop)
+    assert (tmp_path / CHECKPOINT).is_file()
+    monkeypatch.delattr("firm.detector.fit.epochs_within")  # measured once
+    resumed = fit(good, Heard())
+    assert counted[-1][0] == 8
+    whole = fit(read_good(plates, change(SMALL, {"training.epochs": 6}), Options(holdout=0.25)), Heard())
+    assert resumed.recipe == whole.recipe
+    assert resumed.calibration == whole.calibration
+    assert torch.equal(resumed.model.score(plates.train), whole.model.score(plates.train))
+    assert [line["step"] for line in resumed.probes] == [counted[-1][-1] * n // 8 for n in range(1, 9)]
+    other = read_good(plates, SMALL, Options(minutes=0.2, holdout=0.25, folder=tmp_path / "other"))
+    assert other.key != good.key
 
 
-def test_the_sentence_leaves_out_what_takes_nothing():
-    took = Duration(choosing=6.0, features=0.0, epoch=3.0, epochs=20, memory=30.0, thresholds=0.0)
-    assert took.sentence() == "time: about 1.6 minutes on this machine (training 1.0, memory 0.5)"
-
-
-@pytest.mark.parametrize(
-    ("epoch", "said"),
-    [
-        (2.0, "time: about 52 seconds on this machine (training 40, choice of features 12)"),
-        (0.0, "time: about 12 seconds on this machine (choice of features 12)"),
-        (6.0, "time: about 2.2 minutes on this machine (training 2.0, choice of features 0.2)"),
-    ],
-)
-def test_less_than_a_minute_is_said_in_seconds(epoch, said):
-    took = Duration(choosing=0.0, features=0.2, epoch=epoch, epochs=20, preferring=12.0, memory=0.0, thresholds=0.0)
-    assert took.sentence() == said
-
-
-def test_nothing_is_said_to_take_no_time():
-    took = Duration(choosing=0.0, features=0.2, epoch=0.0, epochs=1, memory=0.1, thresholds=0.0)
-    assert took.sentence() == "time: about 2 seconds on this machine"
-
-
-@pytest.mark.parametrize("recipe", [INSPECT, ADAPTED, FAST])
-def test_as_many_images_as_the_memory_holds(recipe):
-    for gigabytes in (1.0, MEMORY, 50.0):
-        most = most_images(recipe, 256, gigabytes)
-        assert memory_of(recipe, 256, most) <= gigabytes < memory_of(recipe, 256, most + 1)
-    with pytest.raises(FirmError, match=r"0\.7 GB of memory are too few to learn anything in; give 0\.[789] or more"):
-        most_images(recipe, 256, 0.7)
+def test_other_minutes_are_measured_again(plates, tmp_path, monkeypatch):
+    measured = []
+    monkeypatch.setattr("firm.detector.fit.epochs_within", lambda minutes, *_, **__: measured.append(minutes) or 5)
+    for minutes in (0.1, 0.1, 0.2):
+        good = read_good(plates, SMALL, Options(minutes=minutes, holdout=0.25, folder=tmp_path))
+        split = split_good(good)
+        prepared = _within_minutes(good, prepare(SMALL, split.learn, split.parts, seed=0), split, 0.0, Heard())
+        assert prepared.recipe.training.epochs == prepared.task.training.epochs == 5
+    assert measured == [0.1, 0.2]

@@ -4,73 +4,69 @@ from __future__ import annotations
 
 import csv
 import itertools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 import contracts
 import drawings
-from firm.bench import FINAL, results, run_missing
-from firm.calibration import Threshold, of_threshold
-from firm.detector import Detector
-from firm.encoder import build
-from firm.evaluate import (
-    IGNORED,
-    SUSPICIOUS,
-    Trivial,
-    evaluate,
-    evaluate_detector,
-    evaluation,
-    look,
-    seen_alone,
-    trivial,
-    wholly_ignored,
-)
-from firm.fitting import task_of
-from firm.leaks import thumbnails
-from firm.localisation import aupro, localisation, pixel_auroc
-from firm.metrics import auroc, auroc_interval
-from firm.recipes.experiment import Experiment
+from firm.data.duplicates import thumbnails
+from firm.decision.calibration import Calibration, Guarantee
+from firm.detector.detector import Detector
+from firm.detector.evaluation import IGNORED, SUSPICIOUS, Labelled, Trivial, evaluate, trivial
+from firm.errors import DataError
+from firm.metrics.image import auroc, auroc_interval
+from firm.metrics.pixel import aupro, localisation, pixel_auroc
 from firm.recipes.presets import FAST, INSPECT
 from firm.recipes.recipe import change
-from firm.report.evaluation import roc, write_pictures
-from firm.streams import stream
-from firm.types import FirmError, Located, OneClass, Truth
+from firm.report.evaluation import roc, write_evaluation
+from firm.types import Located, Truth
 
 SIDE = 24
 
 
+def evaluate_detector(detector, images, anomalous, truth):
+    return evaluate(detector, Labelled(detector.locate(images), images, anomalous, truth))
+
+
+def wholly_ignored(ignored, anomalous, truth):
+    images, scores = torch.zeros(len(anomalous), 3, 4, 4, dtype=torch.uint8), torch.zeros(len(anomalous))
+    return Labelled(Located(scores, torch.empty(len(scores), 0, 0)), images, anomalous, truth).under(ignored)
+
+
 @dataclass
-class Oracle(Detector):
-    """Says what it was told to say, in the order of the images; the first pixel of an image is its number."""
+class Oracle:
+    """A model that finds what it was given, in the order of the images; the first pixel of an image is its number."""
 
-    said: Located = field(default_factory=lambda: Located(torch.empty(0), torch.empty(0, SIDE, SIDE)))
-
-    def __post_init__(self):
-        pass
-
-    def score(self, images, on_chunk=None):
-        return self.locate(images, on_chunk).scores
+    located: Located
+    has_maps: bool = True
+    ignored: torch.Tensor | None = None
 
     def locate(self, images, on_chunk=None):
         if on_chunk is not None:
             on_chunk(len(images))
         number = images[:, 0, 0, 0].long()
-        return Located(self.said.scores[number], self.said.maps[number])
+        maps = self.located.maps[number]
+        return Located(self.located.scores[number], maps if self.has_maps else maps[:, :0, :0])
 
 
-def oracle(said, *, threshold=0.5, patchwise=True, known=None):
-    return Oracle(
+def deciding_at(threshold, *, maps):
+    """A calibration of one threshold for everything."""
+    rate = Guarantee(None, 0.1)
+    pixel, values = threshold if maps else None, {"reviewed": rate, "failed": rate, "marked": None}
+    return Calibration(
+        model="m", review=threshold, fail=threshold, pixel=pixel, images=10, parts=10, source="by hand", **values
+    )
+
+
+def oracle(said, *, patchwise=True, known=None, ignored=None):
+    return Detector(
         recipe=None,
-        preprocessing=None,
-        network=None,
-        references=[],
-        calibration=of_threshold(Threshold(threshold, 0.1, 10), "m", maps=patchwise),
+        model=Oracle(said, patchwise, ignored),
         origin={},
-        localiser="some" if patchwise else None,
         thumbnails=thumbnails(known if known is not None else contracts.images_of(5, 3, SIDE)),
-        said=said,
+        calibration=deciding_at(0.5, maps=patchwise),
     )
 
 
@@ -143,7 +139,7 @@ def test_ignored_pixels_are_no_pixels_and_defects_under_them_no_misses(tested):
     ignored[:8] = True  # covers the defects of 10, 11, 12, 15 and 16, and a part of those of 13 and 14
     under = torch.isin(torch.arange(20), torch.tensor([10, 11, 12, 15, 16]))
     assert torch.equal(wholly_ignored(ignored, anomalous, truth), under)
-    detector = replace(oracle(said), ignored=ignored)
+    detector = oracle(said, ignored=ignored)
     found = evaluate_detector(detector, images, anomalous, truth)
     assert (found.images, found.ignored, found.overall.images) == (15, 5, 5)
     assert found.overall.auroc == auroc_interval(said.scores[~under], anomalous[~under])
@@ -161,11 +157,9 @@ def test_ignored_pixels_are_no_pixels_and_defects_under_them_no_misses(tested):
             evaluate_detector(oracle(said), images, anomalous, unknown), kinds={}
         )
     marked = anomalous & truth.known | ~anomalous
-    with pytest.raises(FirmError, match="only where pixels are ignored"):
-        evaluation(
-            replace(detector, ignored=torch.arange(SIDE)[:, None].expand(SIDE, SIDE) < SIDE - 1),
-            *seen_alone(marked, said, images, anomalous, truth),
-        )
+    most = torch.arange(SIDE)[:, None].expand(SIDE, SIDE) < SIDE - 1
+    with pytest.raises(DataError, match="ignored"):
+        evaluate(oracle(said, ignored=most), Labelled(said, images, anomalous, truth)[marked])
 
 
 def test_almost_all_of_a_defect_under_ignored_pixels_is_all_of_it():
@@ -192,25 +186,15 @@ def test_without_truth_there_are_no_kinds(tested):
 def test_a_detector_of_whole_images_is_measured_by_its_scores_alone(tested):
     images, anomalous, truth, said = tested
     whole = oracle(said, patchwise=False)
-    assert look(whole, images).maps.shape == (20, 0, 0)
     found = evaluate_detector(whole, images, anomalous, truth)
     assert found.overall.localisation is None
     assert found.kinds["scratch"].images == 6
     assert found.overall.auroc == auroc_interval(said.scores, anomalous)
 
 
-def test_what_was_found_already_is_not_looked_for_again(tested):
-    images, anomalous, truth, said = tested
-    told = []
-    detector = oracle(said)
-    found = evaluate_detector(detector, images, anomalous, truth, told.append)
-    assert told == [20]
-    assert evaluation(detector, said, images, anomalous, truth) == found
-
-
 def test_a_test_set_needs_both_kinds(tested):
     images, anomalous, _, said = tested
-    with pytest.raises(FirmError, match="both normal and anomalous"):
+    with pytest.raises(DataError, match="both"):
         evaluate_detector(oracle(said), images[:10], anomalous[:10], None)
 
 
@@ -232,12 +216,12 @@ def test_trivial_scores_are_brightness_and_the_nearest_whole_image():
     assert thumbnails(good).shape == (6, 16, 16)
 
 
-@pytest.mark.parametrize("light", [-12, 12])
-def test_defects_that_are_brighter_or_darker_raise_suspicion(light):
-    images, anomalous = torch.cat([parts(20, seed=1), parts(20, seed=2, light=light)]), torch.arange(40) >= 20
-    found = trivial(images, anomalous, thumbnails(parts(10)))
-    assert found.suspicious
-    assert max(found.brightness, 1 - found.brightness) > 0.99
+def test_defects_that_are_brighter_or_darker_raise_suspicion():
+    for light in (-12, 12):
+        images, anomalous = torch.cat([parts(20, seed=1), parts(20, seed=2, light=light)]), torch.arange(40) >= 20
+        found = trivial(images, anomalous, thumbnails(parts(10)))
+        assert found.suspicious
+        assert max(found.brightness, 1 - found.brightness) > 0.99
 
 
 def test_alike_images_raise_none():
@@ -277,7 +261,7 @@ def test_an_untrained_detector_of_patches_is_evaluated():
         torch.arange(12) >= 6,
     )
     tiny = {"encoder.width": 8, "encoder.head.hidden": (8,), "training.epochs": 0, "training.batch": 8, "size": 64}
-    recipe = change(INSPECT, tiny | {"automatic": (), "tiling.stride": 16, "conditioning.light": "median"})
+    recipe = change(INSPECT, tiny | {"automatic": (), "tiling.stride": 16, "conditioning.illumination": "median"})
     detector = Detector.fit(drawings.screws(10, side=64).images, recipe=recipe)
     truth = Truth(("good",) * 6 + ("spot",) * 6, masks, torch.ones(12, dtype=torch.bool))
     found = evaluate_detector(detector, images, anomalous, truth)
@@ -296,36 +280,9 @@ def test_an_untrained_detector_of_whole_images_is_evaluated_too():
     assert found.trivial.suspicious
 
 
-def test_a_benchmark_of_an_untrained_network_is_a_result(monkeypatch, tmp_path):
-    data = OneClass(
-        "some", parts(20), torch.cat([parts(6, seed=1), parts(6, seed=2, light=40)]), torch.arange(12) >= 6, 16
-    )
-    monkeypatch.setattr("firm.bench.load", lambda name: data)
-    recipe = change(FAST, {"encoder.width": 8, "encoder.head.hidden": (8,), "training.epochs": 0, "size": 16})
-    experiment = Experiment(data="some", recipe=recipe, seed=0, probes=3)
-    lines = list(run_missing([experiment], tmp_path / "results", tmp_path / "work"))
-    (result,) = results(tmp_path / "results", [experiment])
-    assert lines[0].startswith(f"1/1 {experiment.name}: s_con k=1 {100 * result['final']['s_con k=1']['value']:.1f}")
-    assert result["steps"] == 0
-    assert [probe["step"] for probe in result["probes"]] == [0]
-    assert result["diagnostics"] is None
-    encoder = build(recipe.encoder, rng=stream(0, "weights")).encoder
-    expected = evaluate(
-        encoder,
-        task_of(recipe, data, seed=0).preprocessing,
-        references=data.train,
-        test=data.test,
-        anomalous=data.anomalous,
-        scorings=FINAL,
-    )
-    assert result["final"].keys() == expected.keys()
-    for name, found in expected.items():
-        assert result["final"][name]["value"] == pytest.approx(found.value, abs=1e-4)
-
-
 def test_verdicts_are_counted_by_kind(tested):
     images, anomalous, truth, said = tested
-    by = replace(of_threshold(Threshold(0.5, 0.1, 10), "m", maps=True), fail=0.9)
+    by = replace(deciding_at(0.5, maps=True), fail=0.9)
     found = evaluate_detector(replace(oracle(said), calibration=by), images, anomalous, truth)
     assert list(found.confusion) == ["good", "dent", "scratch"]
     for kind, counts in found.confusion.items():
@@ -366,8 +323,8 @@ def test_the_roc_is_that_of_every_threshold():
 # --- what was decided wrongly ---
 
 
-def wrong_rows(folder):
-    with (folder / "wrong.csv").open(encoding="utf-8-sig", newline="") as file:
+def rows_of(table):
+    with table.open(encoding="utf-8-sig", newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -376,9 +333,10 @@ def test_every_wrong_decision_is_named(tested, tmp_path):
     names = tuple(f"test/{kind}/{number:03}.png" for number, kind in enumerate(truth.kinds))
     names = (*names[:19], "=1+1.png")
     by = oracle(said).decides
-    written = write_pictures(tmp_path, said, images, anomalous, replace(truth, files=names), by)
-    assert [file.name for file in written] == ["roc.png", "misses.png", "false-calls.png", "wrong.csv"]
-    rows = wrong_rows(tmp_path)
+    written = write_evaluation(tmp_path, Labelled(said, images, anomalous, replace(truth, files=names)), by)
+    assert [file.name for file in written] == ["roc.png", "scores.csv", "misses.png", "false-calls.png", "wrong.csv"]
+    assert [row["image"].removeprefix("'") for row in rows_of(tmp_path / "scores.csv")] == list(names)
+    rows = rows_of(tmp_path / "wrong.csv")
     wrong = [i for i in range(20) if (float(said.scores[i]) > 0.5) != bool(anomalous[i])]
     assert sorted(row["image"].removeprefix("'") for row in rows) == sorted(names[i] for i in wrong)
     scores = [float(row["score"]) for row in rows]
@@ -393,20 +351,24 @@ def test_every_wrong_decision_is_named(tested, tmp_path):
         assert row["image"].startswith("'") == (number == 19)  # no spreadsheet computes it
 
     right = Located(anomalous.float(), said.maps)
-    assert [file.name for file in write_pictures(tmp_path, right, images, anomalous, truth, by)] == ["roc.png"]
-    assert [file.name for file in tmp_path.iterdir()] == ["roc.png"]  # what was written before is gone
+    assert [file.name for file in write_evaluation(tmp_path, Labelled(right, images, anomalous, truth), by)] == [
+        "roc.png",
+        "scores.csv",
+    ]
+    assert {file.name for file in tmp_path.iterdir()} == {"roc.png", "scores.csv"}  # what was written before is gone
 
 
-def test_images_without_names_are_drawn_and_not_listed(tested, tmp_path):
+def test_images_without_names_are_numbered(tested, tmp_path):
     images, anomalous, truth, said = tested
-    for known in (truth, None):
-        written = write_pictures(tmp_path, said, images, anomalous, known, oracle(said).decides)
-        assert [file.name for file in written] == ["roc.png", "misses.png", "false-calls.png"]
+    for known, kind in ((truth, "scratch"), (None, "defective")):
+        write_evaluation(tmp_path, Labelled(said, images, anomalous, known), oracle(said).decides, name="drawn:plate")
+        row = rows_of(tmp_path / "scores.csv")[11]
+        assert (row["image"], row["kind"], float(row["score"])) == ("drawn:plate 11", kind, float(said.scores[11]))
 
 
 def test_names_follow_the_images_that_are_looked_at(tested):
     images, anomalous, truth, said = tested
     named = replace(truth, files=tuple(map(str, range(20))))
     chosen = torch.arange(20) % 3 == 0
-    assert seen_alone(chosen, said, images, anomalous, named)[3].files == tuple(str(i) for i in range(0, 20, 3))
-    assert seen_alone(chosen, said, images, anomalous, truth)[3].files == ()
+    assert Labelled(said, images, anomalous, named)[chosen].truth.files == tuple(str(i) for i in range(0, 20, 3))
+    assert Labelled(said, images, anomalous, truth)[chosen].truth.files == ()

@@ -6,26 +6,27 @@ import io
 
 import cv2
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
 import drawings
-from firm.bank import Memory, fit_bank
-from firm.data.drawn import drawn
-from firm.detector import Detector
-from firm.examples import NONE, Examples
-from firm.explaining import most_similar
-from firm.images import to_tensor
-from firm.leaks import copies, thumbnails
+from cases import each
+from firm.data.duplicates import copies_of_known, thumbnails
+from firm.detector.detector import Detector
+from firm.detector.inspection import most_similar
+from firm.detector.remember import NONE, Examples
+from firm.drawn.render import draw_dataset
+from firm.images.preprocess import to_tensor
 from firm.recipes.presets import INSPECT, PARTS
 from firm.recipes.recipe import change
+from firm.scoring.patch_bank import Memory, fit_bank
 
 SIDE = 64
 CHEAP = change(
     INSPECT,
     {"features": "pixels", "training.epochs": 0, "training.batch": 8, "encoder.width": 8, "size": SIDE,
-     "encoder.head.hidden": (8,), "automatic": (), "tiling.size": 16, "tiling.stride": 16, "tiling.object": 0.0},
+     "encoder.head.hidden": (8,), "automatic": (), "tiling.size": 16, "tiling.stride": 16,
+     "tiling.min_foreground": 0.0},
 )  # fmt: skip
 
 
@@ -54,12 +55,11 @@ def test_examples_are_the_images_up_to_jpeg() -> None:
     assert len(Examples.of(images[:0])) == 0
 
 
-@pytest.mark.parametrize("reach", [-1, 0, 1])
-@pytest.mark.parametrize("metric", ["l2", "cosine"])
-def test_the_nearest_is_the_one_a_loop_finds(reach: int, metric: str) -> None:
+@each("radius, metric", [(-1, "l2"), (0, "cosine"), (1, "l2")])
+def test_the_nearest_is_the_one_a_loop_finds(radius: int, metric: str) -> None:
     rng = torch.Generator().manual_seed(1)
     features = torch.randn(6, 3, 4, 5, generator=rng)
-    bank = fit_bank(features, Memory(reach=reach, metric=metric), rng=rng)
+    bank = fit_bank(features, Memory(neighbourhood=radius, metric=metric), rng=rng)
     for _ in range(20):
         patch, cell = torch.randn(5, generator=rng), int(torch.randint(12, (1,), generator=rng))
         best, found = float("inf"), None
@@ -70,14 +70,14 @@ def test_the_nearest_is_the_one_a_loop_finds(reach: int, metric: str) -> None:
                 distance = (
                     1 - torch.cosine_similarity(patch, other, 0) if metric == "cosine" else (patch - other).norm()
                 )
-                if (reach < 0 or away <= reach) and float(distance) < best:
+                if (radius < 0 or away <= radius) and float(distance) < best:
                     best, found = float(distance), (image, there)
         assert bank.nearest(patch, cell) == found
 
 
 def test_the_most_similar_good_part_is_shown() -> None:
     images = pictures(20)
-    detector = Detector.fit(images, recipe=change(CHEAP, {"memory.reach": 0}), holdout=0.2)
+    detector = Detector.fit(images, recipe=change(CHEAP, {"memory.neighbourhood": 0}), holdout=0.2)
     number = 3
     one = detector.examples.picture(number)
     damaged = one.copy()
@@ -92,11 +92,11 @@ def test_the_most_similar_good_part_is_shown() -> None:
 
 def test_a_patch_found_elsewhere_is_moved_to_where_it_is_compared() -> None:
     images = pictures(20)
-    detector = Detector.fit(images, recipe=change(CHEAP, {"memory.reach": -1}), holdout=0.2)
+    detector = Detector.fit(images, recipe=change(CHEAP, {"memory.neighbourhood": -1}), holdout=0.2)
     one = detector.examples.picture(2)
     moved = np.roll(one, (16, 32), axis=(0, 1))  # by whole patches
     found = detector.examine(moved)
-    worst = int(found.look.cells.flatten().argmax())
+    worst = int(found.examination.patches.cells.flatten().argmax())
     top, left = 16 * (worst // 4), 16 * (worst % 4)
     shown = most_similar(detector, found)
     patch = (slice(top, top + 16), slice(left, left + 16))
@@ -105,7 +105,12 @@ def test_a_patch_found_elsewhere_is_moved_to_where_it_is_compared() -> None:
 
 def test_it_lies_as_the_picture_does() -> None:
     screws = drawings.screws(24).images
-    settings = {"conditioning.align": True, "conditioning.foreground.method": "otsu", "memory.reach": 0, "size": 96}
+    settings = {
+        "conditioning.align": True,
+        "conditioning.foreground.method": "otsu",
+        "memory.neighbourhood": 0,
+        "size": 96,
+    }
     detector = Detector.fit(screws, recipe=change(CHEAP, settings), holdout=0.2)
     looks = [image.permute(1, 2, 0).numpy() for image in screws[:12]]
     shown = [most_similar(detector, detector.examine(picture)) for picture in looks]
@@ -118,27 +123,27 @@ def test_whole_images_have_no_such_part() -> None:
     whole = change(PARTS, {"training.epochs": 0, "training.batch": 8, "encoder.width": 8, "size": 32})
     detector = Detector.fit(pictures(20), recipe=whole, holdout=0.2)
     found = detector.examine(pictures(1)[0].permute(1, 2, 0).numpy())
-    assert (found.heat, found.look, most_similar(detector, found)) == (None, None, None)
+    assert (found.heat, found.examination.patches, most_similar(detector, found)) == (None, None, None)
     assert found.verdict == detector.inspect(pictures(1)[0].permute(1, 2, 0).numpy())
 
 
-@pytest.mark.parametrize("product", ["plate", "weave", "label"])
+@each("product", ["plate", "weave", "label"])
 def test_copies_are_found_and_strangers_are_not(product: str) -> None:
-    data, _ = drawn(product, train=90, good=20, bad=20, seed=3)
+    data = draw_dataset(product, train=90, good=20, bad=20, seed=3)
     learnt, fresh = data.train[:60], data.train[60:]
     known = thumbnails(learnt)
-    assert copies(learnt, known).all()
-    assert not copies(fresh, known).any()
-    assert not copies(data.test, known).any()
+    assert copies_of_known(learnt, known).all()
+    assert not copies_of_known(fresh, known).any()
+    assert not copies_of_known(data.test, known).any()
     saved = torch.cat([_as_jpeg(image) for image in learnt[:20]])
-    assert copies(saved, known).float().mean() > 0.9
+    assert copies_of_known(saved, known).float().mean() > 0.9
 
 
 def test_nothing_is_a_copy_of_nothing() -> None:
     images = pictures(3)
-    assert not copies(images, thumbnails(images)[:0]).any()
-    assert copies(images[:0], thumbnails(images)).shape == (0,)
-    assert copies(images, thumbnails(images[:1])).tolist() == [True, False, False]  # one alone: the same
+    assert not copies_of_known(images, thumbnails(images)[:0]).any()
+    assert copies_of_known(images[:0], thumbnails(images)).shape == (0,)
+    assert copies_of_known(images, thumbnails(images[:1])).tolist() == [True, False, False]  # one alone: the same
 
 
 def _as_jpeg(image: torch.Tensor) -> torch.Tensor:

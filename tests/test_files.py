@@ -16,8 +16,9 @@ from safetensors import safe_open
 from safetensors.torch import save, save_file
 
 import firm
-from firm.storage import load_tensors, save_tensors, write_atomically
-from firm.types import FirmError
+from cases import each
+from firm.errors import FirmError, MachineError, ModelFileError
+from firm.runtime.files import load_tensors, save_tensors, write_atomically
 
 TENSORS = {
     "weight": torch.arange(6, dtype=torch.float32).view(2, 3),
@@ -47,7 +48,7 @@ def same(tensors):
 
 
 def refused(path, message):
-    with pytest.raises(FirmError, match=message) as caught:
+    with pytest.raises(ModelFileError, match=message) as caught:
         read(path)
     assert str(path) in str(caught.value)
 
@@ -65,7 +66,7 @@ def test_parameters_are_stored_without_their_graph(tmp_path):
     assert torch.equal(read(path)[0]["w"], torch.ones(3))
 
 
-@pytest.mark.parametrize("part", [0, 4, 0.3, 0.9, -1])
+@each("part", [0, 4, 0.3, 0.9, -1])
 def test_a_truncated_file_is_refused(tmp_path, part):
     path = stored(tmp_path)
     content = path.read_bytes()
@@ -140,7 +141,7 @@ def test_an_older_schema_is_read(tmp_path):
 
 def test_a_file_of_another_kind_is_refused(tmp_path):
     path = stored(tmp_path)
-    with pytest.raises(FirmError, match=r"part\.safetensors is a firm part, not a detector"):
+    with pytest.raises(ModelFileError, match=r"part\.safetensors is a firm part, not a detector"):
         load_tensors(path, kind="detector", schema=2)
 
 
@@ -151,7 +152,7 @@ def test_a_foreign_safetensors_file_is_refused(tmp_path):
         refused(path, "has no firm card; it was not written by firm")
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 a zip, such as torch writes", os.urandom(300)])
+@each("content", [b"", b"PK\x03\x04 a zip, such as torch writes", os.urandom(300)])
 def test_what_is_no_safetensors_file_is_refused(tmp_path, content):
     path = tmp_path / "model.pt"
     path.write_bytes(content)
@@ -191,7 +192,7 @@ def test_a_full_disk_leaves_the_old_file_whole(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
     try:
-        with pytest.raises(FirmError, match=r"cannot write .*part\.safetensors: File too large; .* is unchanged"):
+        with pytest.raises(MachineError, match=r"cannot write .*part\.safetensors: File too large; .* is unchanged"):
             save_tensors(path, {"large": torch.zeros(2**16)}, {}, kind="part", schema=2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -199,8 +200,8 @@ def test_a_full_disk_leaves_the_old_file_whole(tmp_path):
     assert only(path)
 
 
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()])
+@each("call", ["fsync", "replace"])
+@each("failure", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()])
 def test_a_failure_at_any_moment_leaves_the_old_file_whole(tmp_path, monkeypatch, call, failure):
     path = stored(tmp_path)
 
@@ -212,20 +213,17 @@ def test_a_failure_at_any_moment_leaves_the_old_file_whole(tmp_path, monkeypatch
         write_atomically(path, b"new")
     monkeypatch.undo()
     if isinstance(failure, OSError):
-        assert (
-            str(caught.value)
-            == f"cannot write {path}: No space left on device; free some space; the file that was there is unchanged"
-        )
+        assert f"{path}: No space left on device; free some space" in str(caught.value)
     assert same(read(path)[0])
     assert only(path)
 
 
 def test_a_folder_that_cannot_be_is_named(tmp_path):
     (tmp_path / "file").write_bytes(b"in the way")
-    with pytest.raises(FirmError, match=r"cannot write .*model\.safetensors"):
+    with pytest.raises(MachineError, match=r"cannot write .*model\.safetensors"):
         write_atomically(tmp_path / "file" / "model.safetensors", b"")
     (tmp_path / "folder" / "inside").mkdir(parents=True)
-    with pytest.raises(FirmError, match=r"cannot write .*folder: Is a directory"):
+    with pytest.raises(MachineError, match=r"cannot write .*folder: Is a directory"):
         write_atomically(tmp_path / "folder", b"")
     assert sorted(child.name for child in tmp_path.iterdir()) == ["file", "folder"]
 

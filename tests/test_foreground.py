@@ -1,7 +1,4 @@
-"""The published table, thresholds and squares to the pixel, and a rule found on objects but never on textures."""
-
-import os
-from pathlib import Path
+"""The published table of rules; thresholds and squares to the pixel."""
 
 import cv2
 import numpy as np
@@ -9,27 +6,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 import contracts
-from firm.data.drawn import draw, stack
-from firm.data.folder import read_files
-from firm.foreground import RULES, Rule, automatic, foreground, rule_for
-from firm.report.masks import draw_masks
-from firm.types import FirmError
+from cases import each
+from firm.errors import ImageError, SettingError
+from firm.images.foreground import RULES, Rule, automatic, foreground, rule_for
+from shapes import as_images, objects, two_levels
 
 SPLITS = [Rule(method=method, polarity=side) for method in ("otsu", "triangle") for side in ("bright", "dark")]
 RAW = {"close": 0, "open": 0}
-
-
-def as_images(planes):
-    """Grey levels (n, h, w), or colours (n, h, w, 3), as images."""
-    pixels = np.clip(np.stack(planes), 0, 255).round().astype(np.uint8)
-    return torch.from_numpy(pixels)[:, None] if pixels.ndim == 3 else torch.from_numpy(pixels).permute(0, 3, 1, 2)
-
-
-def two_levels(mask, low=40, high=200):
-    return as_images([np.where(mask, high, low)])
 
 
 # --- the table ---
@@ -61,8 +46,8 @@ def test_the_table_is_the_published_one():
     assert {data: len(rules) for data, rules in RULES.items()} == {"mvtec": 15, "visa": 12, "mpdd": 6, "btad": 3}
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "category"),
+@each(
+    "name, data, category",
     [
         ("mvtec:screw", "mvtec", "screw"),
         ("mvtec:metal-nut", "mvtec", "metal_nut"),
@@ -74,32 +59,23 @@ def test_a_published_name_has_its_published_rule(name, data, category):
     assert rule_for(name, contracts.images_of(2)) == RULES[data][category]
 
 
-@pytest.mark.parametrize("name", ["parts/discs", "mvtec", "mvtec:disc", "own:screw", "cifar10:bird"])
+@each("name", ["parts/discs", "mvtec", "mvtec:disc", "own:screw", "cifar10:bird"])
 def test_any_other_name_has_the_rule_found_on_its_images(name):
     assert rule_for(name, contracts.images_of(2)) == Rule()
     assert rule_for(name, objects("disc")[0]) == Rule(method="otsu")
 
 
-@pytest.mark.parametrize(
-    ("settings_", "named"),
-    [
-        ({"method": "mean"}, "ones, otsu, triangle"),
-        ({"polarity": "left"}, "bright, dark"),
-        ({"channel": "alpha"}, "grey, red, green, blue"),
-        ({"close": -1}, "0 or more"),
-        ({"open": -2}, "0 or more"),
-    ],
-)
-def test_a_wrong_setting_names_the_right_ones(settings_, named):
-    with pytest.raises(FirmError, match=named):
-        Rule(**settings_)
+@each("name, value", [("method", "mean"), ("polarity", "left"), ("channel", "alpha"), ("close", -1), ("open", -2)])
+def test_a_wrong_setting_is_named(name, value):
+    with pytest.raises(SettingError, match=rf"foreground\.{name} .*{value}"):
+        Rule(**{name: value})
 
 
 # --- thresholds and squares ---
 
 
-@pytest.mark.parametrize("rule", SPLITS, ids=str)
-@pytest.mark.parametrize("side", [32, 64, 128, 256])
+@each("rule", SPLITS)
+@each("side", [32, 64, 256])
 def test_a_rectangle_is_found_to_the_pixel_without_its_dirt(rule, side):
     """Specks and pinholes narrower than the square vanish; the rectangle stays where it is."""
     unit = side // 32
@@ -130,8 +106,8 @@ def opened(mask, width):
     return result
 
 
-@pytest.mark.parametrize(
-    ("height", "width", "close", "open_", "squares"),
+@each(
+    "height, width, close, open_, squares",
     [
         (64, 64, 8, 0, (2, 1)),
         (64, 64, 0, 8, (1, 2)),
@@ -185,7 +161,7 @@ def test_otsu_cuts_between_the_masses_and_triangle_at_the_foot_of_the_peak():
     np.testing.assert_array_equal(foreground(images, Rule(method="triangle", **RAW))[0], both)
 
 
-@pytest.mark.parametrize(("channel", "number"), [("red", 0), ("green", 1), ("blue", 2)])
+@each("channel, number", [("red", 0), ("green", 1), ("blue", 2)])
 def test_a_rule_looks_at_its_own_channel(channel, number):
     inside = np.zeros((32, 32), bool)
     inside[8:20, 8:24] = True
@@ -219,9 +195,9 @@ def test_each_image_has_its_own_threshold():
     np.testing.assert_array_equal(masks[0], inside)
 
 
-@pytest.mark.parametrize("rule", [Rule(), *SPLITS], ids=str)
-@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (2, 2), (5, 3), (3, 300), (40, 17)])
-@pytest.mark.parametrize("channels", [1, 3])
+@each("rule", [Rule(), SPLITS[0], SPLITS[3]])
+@each("shape", [(1, 1), (1, 7), (2, 2), (3, 300)])
+@each("channels", [1, 3])
 def test_any_size_has_a_mask_and_none_is_empty(rule, shape, channels):
     images = contracts.images_of(4, channels, *shape)
     before = images.clone()
@@ -232,8 +208,8 @@ def test_any_size_has_a_mask_and_none_is_empty(rule, shape, channels):
     assert torch.equal(images, before)
 
 
-@pytest.mark.parametrize("rule", SPLITS, ids=str)
-@pytest.mark.parametrize("level", [0, 77, 255])
+@each("rule", SPLITS)
+@each("level", [0, 77, 255])
 def test_a_constant_image_is_all_object(rule, level):
     assert foreground(torch.full((2, 3, 20, 30), level, dtype=torch.uint8), rule).all()
 
@@ -253,316 +229,5 @@ def test_no_images_have_no_masks_and_no_rule():
 
 
 def test_other_than_grey_or_rgb_is_refused():
-    with pytest.raises(FirmError, match="4 channels"):
+    with pytest.raises(ImageError, match="4 channels"):
         foreground(contracts.images_of(1, 4), SPLITS[0])
-
-
-# --- a rule found on good images ---
-
-SIDE = 64
-Y, X = np.mgrid[:SIDE, :SIDE] / SIDE - 0.5  # from the centre
-R = np.hypot(Y, X)
-
-
-def grain(rng, deviation, blur=0.0):
-    """Noise of this deviation, smoothed over `blur` pixels."""
-    plane = rng.standard_normal((SIDE, SIDE))
-    plane = cv2.GaussianBlur(plane, (0, 0), blur) if blur else plane
-    return deviation * plane / plane.std()
-
-
-def disc(x, y, radius):
-    return np.hypot(X - x, Y - y) < radius
-
-
-def near(rng):
-    return rng.uniform(-0.1, 0.1)
-
-
-SHAPES = {
-    "disc": lambda rng: disc(near(rng), near(rng), rng.uniform(0.22, 0.26)),
-    "large": lambda rng: disc(0, 0, rng.uniform(0.44, 0.47)),
-    "small": lambda rng: disc(4 * near(rng), 4 * near(rng), 0.07),
-    "off centre": lambda rng: disc(-0.33, 0.3 + near(rng) / 4, 0.12),
-    "cut by a side": lambda rng: disc(-0.5, near(rng), 0.3),
-    "cut by a corner": lambda rng: disc(-0.45, -0.45, 0.4),
-    "from side to side": lambda rng: np.abs(Y - near(rng)) < 0.15,
-    "two": lambda rng: disc(-0.22, near(rng), 0.15) | disc(0.22, near(rng), 0.15),
-    "four": lambda rng: disc(np.sign(X) * 0.25, np.sign(Y) * 0.25, 0.14),
-    "ring": lambda rng: np.abs(R - 0.3) < 0.06,
-    "thin": lambda rng: (np.abs(Y - 2 * near(rng) * X) < 0.03) & (np.abs(X) < 0.4),
-}
-
-
-def objects(name, count=8, ground=60, level=170, rough=10):
-    """Images of a drawn object with soft edges on a slightly noisy ground, and where it is."""
-    rng = np.random.default_rng(sum(map(ord, name)))
-    masks = [SHAPES[name](rng) for _ in range(count)]
-    planes = [
-        cv2.GaussianBlur(np.where(mask, level, ground).astype(float), (0, 0), 0.5)
-        + np.where(mask, grain(rng, rough, 1), grain(rng, 4))
-        for mask in masks
-    ]
-    return as_images(planes), np.stack(masks)
-
-
-def overlap(found, expected):
-    found = np.asarray(found)
-    return (found & expected).sum() / (found | expected).sum()
-
-
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize(("ground", "level", "polarity"), [(60, 170, "bright"), (200, 100, "dark"), (120, 90, "dark")])
-def test_an_object_is_found_wherever_it_lies(name, ground, level, polarity):
-    images, expected = objects(name, ground=ground, level=level, rough=5)
-    rule = automatic(images)
-    assert (rule.polarity, rule.channel) == (polarity, "grey")
-    assert overlap(foreground(images, rule), expected) > 0.8
-
-
-def test_a_rough_object_on_a_plain_ground_is_found():
-    images, expected = objects("disc", ground=30, level=120, rough=35)
-    rule = automatic(images)
-    assert rule.polarity == "bright"
-    assert overlap(foreground(images, rule), expected) > 0.85
-
-
-@pytest.mark.parametrize(
-    ("colour", "channels"), [((200, 70, 90), "red"), ((95, 100, 220), "blue"), ((75, 130, 75), "red green blue")]
-)
-def test_an_object_that_only_its_colour_shows_is_found(colour, channels):
-    """Its grey is within a few levels of the ground's."""
-    rng = np.random.default_rng(1)
-    masks = [SHAPES["disc"](rng) for _ in range(8)]
-    images = as_images([np.where(mask[..., None], colour, 108) + rng.normal(0, 4, (SIDE, SIDE, 3)) for mask in masks])
-    rule = automatic(images)
-    assert rule.channel in channels.split()
-    assert overlap(foreground(images, rule), np.stack(masks)) > 0.9
-
-
-@pytest.mark.parametrize(("colour", "channel"), [((172, 165, 150), "grey"), ((220, 120, 110), "red")])
-def test_a_colour_is_preferred_to_grey_only_for_clearly_more_contrast(colour, channel):
-    rng = np.random.default_rng(2)
-    masks = [SHAPES["disc"](rng) for _ in range(8)]
-    images = as_images([np.where(mask[..., None], colour, 80) + rng.normal(0, 4, (SIDE, SIDE, 3)) for mask in masks])
-    for channels in (channel, "grey"):  # either shows it
-        assert overlap(foreground(images, Rule(method="otsu", channel=channels)), np.stack(masks)) > 0.9
-    assert automatic(images) == Rule(method="otsu", channel=channel)
-
-
-def test_grey_images_stored_in_three_channels_need_no_colour():
-    images = objects("disc")[0]
-    assert automatic(images.expand(-1, 3, -1, -1)) == automatic(images) == Rule(method="otsu")
-
-
-@given(name=st.sampled_from(list(SHAPES)), shift=st.integers(-25, 45))
-@settings(max_examples=25)
-def test_brighter_or_darker_light_changes_no_rule(name, shift):
-    images = objects(name, count=4)[0].clamp(30, 205)
-    shifted = (images.int() + shift).to(torch.uint8)
-    rule = automatic(images)
-    assert rule.method != "ones"
-    assert automatic(shifted) == rule
-    assert torch.equal(foreground(shifted, rule), foreground(images, rule))
-
-
-@pytest.mark.parametrize("name", ["disc", "cut by a side", "two"])
-def test_the_negative_has_the_other_polarity(name):
-    images = objects(name)[0]
-    assert automatic(images) == Rule(method="otsu")
-    assert automatic(255 - images) == Rule(method="otsu", polarity="dark")
-
-
-def wood(rng):
-    return 120 + 30 * grain(rng, 1) + cv2.GaussianBlur(grain(rng, 300), (0, 0), sigmaX=1, sigmaY=15)
-
-
-def scattered(rng):
-    plane = np.full((SIDE, SIDE), 170.0)
-    for _ in range(rng.poisson(3)):
-        plane[disc(*rng.uniform(-0.5, 0.5, 2), 0.05)] = 80
-    return plane + grain(rng, 4)
-
-
-def stripes(rng, period):
-    return 128 + 60 * np.sign(np.sin(2 * np.pi * (SIDE / period * X + rng.random()))) + grain(rng, 5, 1)
-
-
-def checks(rng, period):
-    waves = [np.sin(2 * np.pi * (SIDE / period * axis + rng.random())) for axis in (X, Y)]
-    return 128 + 60 * np.sign(waves[0] * waves[1]) + grain(rng, 5, 1)
-
-
-TEXTURES = {
-    "fine grain": lambda rng: 128 + grain(rng, 15),
-    "grain": lambda rng: 128 + grain(rng, 20, 1),
-    "coarse grain": lambda rng: 128 + grain(rng, 25, 4),
-    "clouds": lambda rng: 128 + grain(rng, 25, 12),
-    "fine marble": lambda rng: np.where(grain(rng, 1, 1) > 0, 170, 80) + grain(rng, 5),
-    "marble": lambda rng: np.where(grain(rng, 1, 3) > 0, 170, 80) + grain(rng, 5),
-    "coarse marble": lambda rng: np.where(grain(rng, 1, 8) > 0, 170, 80) + grain(rng, 5),
-    "sparse marble": lambda rng: np.where(grain(rng, 1, 3) > 1.3, 170, 80) + grain(rng, 5),
-    "wood": wood,
-    "scattered": scattered,
-    "fine stripes": lambda rng: stripes(rng, 4),
-    "stripes": lambda rng: stripes(rng, 16),
-    "wide stripes": lambda rng: stripes(rng, 25),
-    "fine checks": lambda rng: checks(rng, 8),
-    "checks": lambda rng: checks(rng, 25),
-    "mesh": lambda rng: np.where(((X * SIDE) % 9 < 3) | ((Y * SIDE) % 9 < 3), 70, 180) + grain(rng, 5),
-    "perforated": lambda rng: np.where(np.hypot((X * SIDE) % 12 - 6, (Y * SIDE) % 12 - 6) < 3, 60, 180) + grain(rng, 4),
-    "vignette": lambda rng: 180 * (1 - R**2) * (1 + grain(rng, 0.08)),
-    "strong vignette": lambda rng: 200 * (1 - 1.8 * R**2) * (1 + grain(rng, 0.08, 1)),
-    "smooth vignette": lambda rng: 200 * (1 - 1.5 * R**2) + grain(rng, 1),
-    "dark centre": lambda rng: 80 + 250 * R**2 + grain(rng, 4, 1),
-    "light from a side": lambda rng: 128 + 120 * X + grain(rng, 4),
-    "lamp": lambda rng: 80 + 150 * np.exp(-((X - near(rng)) ** 2 + (Y - near(rng)) ** 2) / 0.08) + grain(rng, 2),
-    "nothing": lambda rng: np.full((SIDE, SIDE), 90),
-}
-
-
-@pytest.mark.parametrize("name", TEXTURES)
-def test_a_texture_has_no_object(name):
-    rng = np.random.default_rng(sum(map(ord, name)))
-    images = as_images([TEXTURES[name](rng) for _ in range(12)])
-    assert automatic(images) == Rule()
-    assert automatic(255 - images) == Rule()
-
-
-def plain(masks):
-    rng = np.random.default_rng(0)
-    return as_images([np.where(mask, 180, 60) + grain(rng, 4) for mask in masks])
-
-
-@pytest.mark.parametrize(
-    ("masks", "why"),
-    [
-        ([np.maximum(abs(X), abs(Y)) < 0.485] * 4, "nothing is left of the background"),
-        ([disc(0, 0, 0.03)] * 4, "a speck is no object"),
-        ([disc(0, 0, radius) for radius in (0.06, 0.1, 0.2, 0.4)], "good parts are of one size"),
-        ([np.minimum(abs(X), abs(Y)) < 0.15] * 4, "an object leaves two sides of the image alone"),
-        ([(np.hypot((X * 32) % 4 - 2, (Y * 32) % 4 - 2) < 1.2) & (abs(X) < 0.37) & (abs(Y) < 0.37)] * 4, "too many"),
-    ],
-)
-def test_each_demand_on_an_object_counts(masks, why):
-    assert automatic(plain(masks)) == Rule(), why
-    assert automatic(plain([disc(0, 0, 0.2)] * 4)) == Rule(method="otsu")  # that such images are not refused anyway
-
-
-def test_the_images_looked_at_are_spread_over_all():
-    parts, texture = objects("disc", count=80)[0], contracts.images_of(240, 1, SIDE)
-    assert automatic(parts) == Rule(method="otsu")
-    assert automatic(torch.cat([parts, texture])) == Rule()
-
-
-@pytest.mark.parametrize("shape", [(300, 300), (400, 200), (48, 160)])
-def test_large_and_long_images_are_looked_at_too(shape):
-    images = objects("disc", count=3)[0]
-    large = torch.nn.functional.interpolate(images.float(), shape, mode="bilinear").to(torch.uint8)
-    rule = automatic(large)
-    assert (rule.polarity, rule.channel) == ("bright", "grey")
-    assert 0.1 < foreground(large, rule).float().mean() < 0.3
-
-
-def test_large_images_are_searched_at_the_size_the_squares_are_made_for(monkeypatch):
-    looked = []
-    monkeypatch.setattr("firm.foreground._look", lambda image, rule: looked.append(tuple(image.shape)) or (0,) * 5)
-    assert automatic(contracts.images_of(2, 3, 300, 500)) == Rule()
-    assert set(looked) == {(3, 256, 256)}
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (2, 2), (5, 3), (3, 300)])
-def test_tiny_images_do_not_break_the_search(shape):
-    assert isinstance(automatic(contracts.images_of(3, 3, *shape)), Rule)
-
-
-@pytest.mark.parametrize(
-    ("product", "polarity"),
-    [("plate", "bright"), ("weave", None), ("label", None)],  # the band of the label is as dark as what is beside it
-)
-def test_drawn_parts(product, polarity):
-    parts = [draw(product, index=index, size=64) for index in range(6)]
-    images = stack(parts, 64)
-    rule = automatic(images)
-    if polarity is None:
-        assert rule == Rule()
-        return
-    assert (rule.polarity, rule.channel) == (polarity, "grey")
-    masks = foreground(images, rule)
-    assert 0.38 < masks.float().mean() < 0.55
-    assert masks[:, :, 0].float().mean() < 0.05  # a light speck of the ground may be taken for the part
-
-
-DATA = Path(os.environ.get("FIRM_DATA", "/nowhere")).expanduser()
-
-
-def real(name):
-    folder = DATA / name / "train" / "good"
-    if not folder.is_dir():
-        pytest.skip(f"needs {name} in the folder named by FIRM_DATA")
-    return read_files(sorted(folder.iterdir())[::12], 128)[0]
-
-
-def test_real_screws_lie_dark_on_a_bright_ground():
-    images = real("mvtec_screw")
-    rule = automatic(images)
-    assert rule == Rule(method="otsu", polarity="dark") == RULES["mvtec"]["screw"]
-    fraction = foreground(images, rule).float().mean(dim=(1, 2))
-    assert fraction.min() > 0.09
-    assert fraction.max() < 0.2
-
-
-def test_real_tiles_fill_their_images():
-    assert automatic(real("magnetic_tile")) == Rule()
-
-
-# --- the picture ---
-
-
-@pytest.mark.parametrize(("count", "channels", "shown"), [(1, 1, 1), (30, 3, 12)])
-def test_the_contact_sheet_is_a_picture_of_up_to_twelve(tmp_path, monkeypatch, count, channels, shown):
-    drawn = []
-    monkeypatch.setattr("firm.report.masks._image", lambda place, image, *_: drawn.append(image))
-    images, path = contracts.images_of(count, channels, 24, 20), tmp_path / "new" / "masks.png"
-    rule = SPLITS[0]
-    draw_masks(images, foreground(images, rule), rule, path, "noise")
-    assert len(drawn) == shown
-    np.testing.assert_array_equal(drawn[-1], images[-1].permute(1, 2, 0))  # to the last of all
-    assert [file.name for file in path.parent.iterdir()] == ["masks.png"]
-
-
-@pytest.mark.parametrize("rule", [Rule(), SPLITS[1], RULES["mpdd"]["tubes"]], ids=str)
-@pytest.mark.parametrize("channels", [1, 3])
-def test_the_contact_sheet_dims_the_background(tmp_path, rule, channels):
-    images = objects("disc", count=2, ground=250, level=20)[0].expand(-1, channels, -1, -1)
-    masks, path = foreground(images, rule), tmp_path / "masks.png"
-    path.write_bytes(b"an old one")
-    draw_masks(images, masks, rule, path, "discs")
-    with Image.open(path) as picture:
-        assert picture.format == "PNG"
-        assert 300 < picture.width < 1500
-        assert 200 < picture.height < 1500
-        pixels = np.asarray(picture.convert("L"), float)
-    dimmed = 250 * 0.35
-    seen = (np.abs(pixels - dimmed) < 15).mean()
-    assert (seen > 0.1) == (rule == SPLITS[1])  # dark is the object: the bright ground is dimmed, else it is not
-
-
-def test_the_contact_sheet_says_the_rule_and_the_fraction(tmp_path, monkeypatch):
-    said = []
-    monkeypatch.setattr("matplotlib.figure.Figure.suptitle", lambda figure, text, **_: said.append(text))
-    images = contracts.images_of(4, 3, 16)
-    masks = torch.zeros(4, 16, 16, dtype=torch.bool)
-    masks[0] = True
-    draw_masks(images, masks, RULES["mpdd"]["tubes"], tmp_path / "a.png", "tubes")
-    draw_masks(images, masks, Rule(), tmp_path / "b.png", "cloth")
-    assert said == [
-        "tubes\notsu on blue, bright is foreground, close 6\nforeground: 25.0% of the pixels",
-        "cloth\nno rule: all of the image is foreground\nforeground: 25.0% of the pixels",
-    ]
-
-
-def test_no_images_make_no_contact_sheet(tmp_path):
-    with pytest.raises(FirmError, match="at least one"):
-        draw_masks(contracts.images_of(0), torch.zeros(0, 16, 16, dtype=torch.bool), Rule(), tmp_path / "a.png", "none")
-    assert not (tmp_path / "a.png").exists()

@@ -1,8 +1,9 @@
-"""The encoder is the usual ResNet-18, the heads are the paper's and the authors', and embedding is a pure function."""
+"""The encoder is the paper's ResNet-18, the heads are the paper's and the authors', embedding is a pure function."""
 
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,32 +13,13 @@ from torch import nn
 
 import contracts
 import firm
-from firm.encoder import STEMS, Encoder, Head, Network, ResNet18, build, embed, load_weights
+from cases import each
+from firm.errors import ModelFileError, SettingError
+from firm.networks.heads import Encoder, Head, Network, build, embed, load_weights
+from firm.networks.resnet import STEMS
 from firm.recipes.presets import AUTHORS, PAPER
-from firm.types import FirmError
 
 TINY = Encoder(width=8, head=Head(hidden=(16,), out=8))
-
-
-def norm_shapes(name, width):
-    vectors = {f"{name}.{part}": (width,) for part in ("weight", "bias", "running_mean", "running_var")}
-    return vectors | {f"{name}.num_batches_tracked": ()}
-
-
-def usual_resnet18():
-    """Names and shapes of every published ResNet-18 checkpoint, less its classifier."""
-    shapes = {"conv1.weight": (64, 3, 7, 7)} | norm_shapes("bn1", 64)
-    inside = 64
-    for stage, width in enumerate((64, 128, 256, 512), start=1):
-        for block in (0, 1):
-            name = f"layer{stage}.{block}"
-            shapes |= {f"{name}.conv1.weight": (width, inside, 3, 3)} | norm_shapes(f"{name}.bn1", width)
-            shapes |= {f"{name}.conv2.weight": (width, width, 3, 3)} | norm_shapes(f"{name}.bn2", width)
-            if inside != width:
-                shapes |= {f"{name}.downsample.0.weight": (width, inside, 1, 1)}
-                shapes |= norm_shapes(f"{name}.downsample.1", width)
-            inside = width
-    return shapes
 
 
 def numbers(module):
@@ -63,16 +45,8 @@ def tiny():
     return build(TINY, rng=contracts.generator())
 
 
-def test_names_and_shapes_are_those_of_published_checkpoints():
-    expected = usual_resnet18()
-    assert len(expected) == 120
-    found = {name: tuple(value.shape) for name, value in ResNet18(Encoder(stem="7x7")).state_dict().items()}
-    assert found == expected
-
-
 def test_numbers_of_weights_and_operations():
-    assert numbers(ResNet18(Encoder(stem="7x7"))) == 11_176_512  # 11,689,512 less the classifier
-    paper = ResNet18(PAPER.encoder)
+    paper = Network(PAPER.encoder).encoder
     assert numbers(paper) == 11_168_832
     assert multiplications(paper, 32) == pytest.approx(0.555e9, rel=2e-3)
 
@@ -95,29 +69,18 @@ def test_heads(head, layers, weights):
     assert norms[-1].affine != head.last_norm
 
 
-@pytest.mark.parametrize(("stem", "side"), [("3x3", 4), ("3x3/2", 2), ("7x7", 1)])
-def test_stems_leave_the_resolution_they_promise(stem, side):
-    encoder = ResNet18(Encoder(width=2, stem=stem))
-    sizes = []
-    encoder.layer4.register_forward_hook(lambda _, __, output: sizes.append(output.shape[-1]))
-    embed(encoder, iter([torch.zeros(1, 3, 32, 32)]))
-    assert sizes == [side]
-    assert set(STEMS) == {"3x3", "3x3/2", "7x7"}
-
-
-@pytest.mark.parametrize(("stem", "step"), [("3x3", 8), ("3x3/2", 16), ("7x7", 32)])
-def test_an_embedding_is_the_mean_over_the_places_of_the_last_stage(stem, step):
+@each("stem, step", [("3x3", 8), ("3x3/2", 16), ("7x7", 32)])
+def test_an_embedding_is_the_mean_over_the_last_stage_and_stems_decide_the_strides(stem, step):
     encoder = build(Encoder(width=4, stem=stem, head=Head(hidden=(8,))), rng=contracts.generator()).encoder.eval()
     images = torch.randn(2, 3, 64, 96, generator=contracts.generator(1))
     with torch.no_grad():
-        places, stages = encoder.places(images), encoder.stages(images)
-        assert torch.equal(places.mean((2, 3)), encoder(images))
-    assert encoder.step == step
-    assert places.shape == (2, encoder.dim, 64 // step, 96 // step)
-    assert torch.equal(stages[-1], places)
-    for number, stage in enumerate(stages):
-        fine = step // 2 ** (3 - number)
-        assert stage.shape == (2, 4 * 2**number, 64 // fine, 96 // fine)
+        stages = encoder.stages(images)
+        assert torch.equal(stages[-1].mean((2, 3)), encoder(images))
+    assert len(stages) == len(STEMS) + 2 == 5
+    for number, stage in enumerate(stages[1:]):
+        stride = step // 2 ** (3 - number)
+        assert stage.shape == (2, 4 * 2**number, 64 // stride, 96 // stride)
+    assert encoder.dim == stages[-1].shape[1]
 
 
 def test_weights_come_from_the_rng_alone():
@@ -145,7 +108,7 @@ def test_initialisation_is_kaiming_by_fan_out():
             assert module.eps == 1e-5
 
 
-@pytest.mark.parametrize("momentum", [0.1, 0.9])
+@each("momentum", [0.1, 0.9])
 def test_norm_momentum_reaches_every_norm(momentum):
     settings = Encoder(width=4, norm_momentum=momentum, head=Head(hidden=(8,), last_norm=True))
     network = build(settings, rng=contracts.generator())
@@ -154,7 +117,7 @@ def test_norm_momentum_reaches_every_norm(momentum):
     assert {module.momentum for module in norms} == {momentum}
 
 
-@pytest.mark.parametrize("width", [4, 16])
+@each("width", [4, 16])
 def test_memory_layout_changes_no_result(width):
     network = build(Encoder(width=width), rng=contracts.generator()).encoder
     images = torch.randn(3, 3, 16, 16, generator=contracts.generator())
@@ -167,7 +130,7 @@ def test_widths_below_eight_train_without_corrupting_memory():
     """In a process of its own: with channels last, oneDNN's backward pass writes beyond its memory there."""
     program = """
 import torch
-from firm.encoder import Encoder, Head, build
+from firm.networks.heads import Encoder, Head, build
 for width in range(1, 9):
     network = build(Encoder(width=width, head=Head(hidden=(8,), out=4)), rng=torch.Generator().manual_seed(0))
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
@@ -241,30 +204,35 @@ def test_a_checkpoint_without_batch_counters_is_good(tiny, tmp_path):
     assert int(other.encoder.bn1.num_batches_tracked) == 0
 
 
-def test_a_checkpoint_of_another_shape_is_refused(tiny, tmp_path):
-    path = stored(tiny, tmp_path / "w.safetensors", **{"conv1.weight": torch.zeros(8, 3, 7, 7)})
-    message = r"w\.safetensors: conv1\.weight is \(8, 3, 7, 7\), the encoder wants \(8, 3, 3, 3\); set encoder\.width"
-    with pytest.raises(FirmError, match=message):
-        load_weights(tiny, path)
+def test_a_checkpoint_that_does_not_fit_is_refused(tiny, tmp_path):
+    changes = [{"conv1.weight": torch.zeros(8, 3, 7, 7)}, {"layer3.0.downsample.0.weight": None}]
+    for change in changes:
+        path = stored(tiny, tmp_path / "w.safetensors", **change)
+        with pytest.raises(ModelFileError, match=rf"w\.safetensors .*{next(iter(change))}.*encoder\.width"):
+            load_weights(tiny, path)
 
 
-def test_a_checkpoint_that_lacks_a_name_is_refused(tiny, tmp_path):
-    path = stored(tiny, tmp_path / "w.safetensors", **{"layer3.0.downsample.0.weight": None})
-    with pytest.raises(FirmError, match=r"w\.safetensors has no 'layer3\.0\.downsample\.0\.weight'"):
-        load_weights(tiny, path)
-
-
-@pytest.mark.parametrize("content", [None, b"", b"not tensors at all, but long enough to look for a header"])
-def test_a_file_that_is_none_is_refused(tiny, tmp_path, content):
+def test_a_file_that_is_no_checkpoint_is_refused(tiny, tmp_path):
     path = tmp_path / "w.safetensors"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(FirmError, match=r"w\.safetensors is not a readable safetensors file"):
-        load_weights(tiny, path)
+    for content in (None, b"not tensors at all, but long enough to look for a header"):
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(ModelFileError, match=r"w\.safetensors"):
+            load_weights(tiny, path)
+
+
+def test_a_network_starts_from_the_weights_its_settings_name(tiny, tmp_path):
+    path = stored(tiny, tmp_path / "w.safetensors")
+    again = build(replace(TINY, weights=str(path)), rng=contracts.generator(9))
+    images = torch.randn(2, 3, 16, 16, generator=contracts.generator())
+    assert torch.equal(embed(again.encoder, iter([images])), embed(tiny.encoder, iter([images])))
+    assert all(parameter.requires_grad for parameter in again.parameters())
+    assert again.encoder.conv1.weight.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_impossible_settings_are_named():
-    with pytest.raises(FirmError, match="no stem '5x5'; use one of 3x3, 3x3/2, 7x7"):
-        Encoder(stem="5x5")
-    with pytest.raises(FirmError, match=r"encoder\.width is 0; it must be at least 1"):
-        Encoder(width=0)
+    for wrong in ({"stem": "5x5"}, {"width": 0}, {"norm_momentum": 2.0}):
+        with pytest.raises(SettingError, match=rf"encoder\.{next(iter(wrong))}"):
+            Encoder(**wrong)
+    with pytest.raises(SettingError, match="head"):
+        Head(hidden=(0,))

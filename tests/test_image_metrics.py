@@ -1,4 +1,4 @@
-"""AUROC against counting pairs and scikit-learn, its interval against simulation, the area under a learning curve."""
+"""AUROC against counting pairs and scikit-learn, intervals of it and of rates against simulation, learning curves."""
 
 import math
 
@@ -7,11 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import beta
 from sklearn.metrics import roc_auc_score
 
 import oracles
-from firm.metrics import aulc, auroc, auroc_interval, mean_std
-from firm.types import FirmError
+from contracts import generator
+from firm.errors import DataError, SettingError
+from firm.metrics.image import aulc, auroc, auroc_interval, mean_std, rate_of
 
 # few distinct values make ties, the floats make extremes
 scores = st.one_of(st.integers(-3, 3).map(float), st.floats(-1e30, 1e30))
@@ -99,11 +101,9 @@ def test_interval_resamples_each_side_by_itself():
     assert (found.value, found.high) == (1, 1)
 
 
-@pytest.mark.parametrize(
-    ("normal", "wrong", "least"), [(1, 1, 0.025), (1, 40, 0.025), (12, 40, 0.735), (40, 12, 0.735)]
-)
-def test_sides_that_lie_wholly_apart_leave_open_what_so_many_pairs_do(normal, wrong, least):
-    """As wide as Clopper and Pearson have it for so many of so many: without width it would claim certainty."""
+@pytest.mark.parametrize(("normal", "wrong", "least"), [(1, 1, 0.025), (1, 40, 0.025), (40, 12, 0.735)])
+def test_classes_that_separate_perfectly_have_the_interval_of_so_many_pairs(normal, wrong, least):
+    """As wide as Clopper and Pearson's for so many of so many: without width it would claim certainty."""
     values, labels = np.r_[np.arange(normal), 100.0 + np.arange(wrong)], np.arange(normal + wrong) >= normal
     for sign, value, ends in ((1, 1.0, (least, 1.0)), (-1, 0.0, (0.0, 1 - least))):
         found = auroc_interval(sign * values, labels, resamples=50)
@@ -113,7 +113,7 @@ def test_sides_that_lie_wholly_apart_leave_open_what_so_many_pairs_do(normal, wr
     assert (tied.low, tied.value, tied.high) == (0, 0.5, 1)
 
 
-def test_a_large_test_set_is_resampled_in_chunks(monkeypatch):
+def test_a_large_test_set_is_resampled_in_chunks():
     values, labels = drawn(np.random.default_rng(1), 3000, 2000)
     found = auroc_interval(values, labels, resamples=1000)  # more numbers than one chunk holds
     half_width = 1.96 * math.sqrt(found.value * (1 - found.value) / 2000)
@@ -136,7 +136,7 @@ def test_aulc_is_on_the_scale_of_the_auroc():
     assert aulc([0.5, 1.0]) == pytest.approx(0.75)
     assert aulc([0.9]) == 0.9
     assert isinstance(aulc([0.5, 1.0]), float)
-    with pytest.raises(FirmError, match="at least one probe"):
+    with pytest.raises(SettingError, match="probe"):
         aulc([])
 
 
@@ -149,19 +149,42 @@ def test_mean_and_sample_deviation():
     assert math.isnan(deviation)
 
 
-@pytest.mark.parametrize("measure", [auroc, auroc_interval])
-@pytest.mark.parametrize(
-    ("values", "labels", "message"),
-    [
-        ([0.0, 1.0], [True, True], "needs both normal and anomalous"),
-        ([0.0, 1.0], [False, False], "needs both normal and anomalous"),
-        ([], [], "needs both normal and anomalous"),
-        ([0.0, float("nan")], [True, False], r"not finite; the training diverged, lower training\.lr"),
-        ([0.0, float("inf")], [True, False], "not finite"),
-        ([0.0, 1.0, 2.0], [True, False], r"\(3,\) scores do not match \(2,\) labels"),
-        ([[0.0, 1.0]], [[True, False]], "give one of each per image"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(measure, values, labels, message):
-    with pytest.raises(FirmError, match=message):
-        measure(np.array(values), np.array(labels, dtype=bool))
+def test_what_cannot_be_measured_is_refused():
+    for values, labels, kind, culprit in [
+        ([0.0, 1.0], [True, True], DataError, "both normal and anomalous"),
+        ([0.0, 1.0], [False, False], DataError, "both normal and anomalous"),
+        ([], [], DataError, "both normal and anomalous"),
+        ([0.0, float("nan")], [True, False], SettingError, "not finite"),
+        ([0.0, float("inf")], [True, False], SettingError, "not finite"),
+        ([0.0, 1.0, 2.0], [True, False], SettingError, r"\(3,\) scores .* \(2,\) labels"),
+        ([[0.0, 1.0]], [[True, False]], SettingError, r"\(1, 2\) scores"),
+    ]:
+        for measure in (auroc, auroc_interval):
+            with pytest.raises(kind, match=culprit):
+                measure(np.array(values), np.array(labels, dtype=bool))
+
+
+@given(st.integers(1, 60).flatmap(lambda of: st.tuples(st.integers(0, of), st.just(of))), st.floats(0.5, 0.995))
+def test_intervals_are_those_of_the_beta_distribution(counted, confidence):
+    count, of = counted
+    tail = (1 - confidence) / 2
+    found = rate_of(count, of, confidence)
+    low = 0.0 if count == 0 else beta.ppf(tail, count, of - count + 1)
+    high = 1.0 if count == of else beta.ppf(1 - tail, count + 1, of - count)
+    assert (found.low, found.high) == (pytest.approx(low, abs=1e-9), pytest.approx(high, abs=1e-9))
+
+
+def test_intervals_of_many_images_do_not_overflow():
+    found = rate_of(300, 5000)
+    assert found.low == pytest.approx(beta.ppf(0.025, 300, 4701), abs=1e-9)
+    assert found.high == pytest.approx(beta.ppf(0.975, 301, 4700), abs=1e-9)
+    for count, of in ((1, 0), (-1, 3), (4, 3), (0, 0)):
+        with pytest.raises(SettingError, match=f"{count} of {of} "):
+            rate_of(count, of)
+
+
+def test_the_interval_holds_the_true_rate_as_often_as_it_says():
+    drawn = torch.binomial(torch.full((2000,), 25.0), torch.full((2000,), 0.15), generator=generator())
+    known = {count: rate_of(count, 25) for count in range(26)}
+    held = [known[int(count)].low <= 0.15 <= known[int(count)].high for count in drawn]
+    assert sum(held) / 2000 >= 0.95

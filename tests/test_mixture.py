@@ -1,4 +1,4 @@
-"""Mixed outliers: which source makes which, kinds that never meet, streams that never shift, settings as JSON."""
+"""Mixture: which source makes which outlier, separate kinds, separate streams, settings as JSON."""
 
 import dataclasses
 import json
@@ -10,16 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import contracts
-from firm.batching import make_batch
-from firm.images import Preprocessing
-from firm.outliers import OUTLIERS, CutPaste, Exposure, Mixed
-from firm.outliers.local import LOCAL
+from firm.errors import FirmError
+from firm.images.preprocess import Preprocessing
+from firm.outliers.registry import LOCAL, CutPaste, Mixture
 from firm.recipes.presets import PATCHES
 from firm.recipes.recipe import Recipe, change, digest, from_json, parse_settings, to_json
-from firm.types import FirmError, Outliers, Scene, Statistics
-from firm.views import Shift
+from firm.training.batches import ImageTask
+from firm.training.loop import Training
+from firm.types import Outliers, Scene, Statistics
+from firm.views.registry import Translation
 
-DEFAULT = ("donor", "nsa", "cutpaste-union")
+STATISTICS = Statistics((0.5,) * 3, (0.5,) * 3)
+DEFAULT = ("perlin-blend", "nsa", "cutpaste-union")
 
 
 class Marking:
@@ -59,11 +61,11 @@ def equal(one, other):
 # --- who makes what ---
 
 
-@pytest.mark.parametrize("per_inlier", [3, 4, 7])
+@pytest.mark.parametrize("per_inlier", [3, 7])
 def test_the_copy_names_the_source_and_results_stand_in_the_order_of_the_inliers(marking, per_inlier):
     inliers = contracts.images_of(40)
     copy = torch.randint(per_inlier, (40,), generator=contracts.generator(3))
-    made = Mixed(per_inlier=per_inlier)(inliers, rng=contracts.generator(), copy=copy)
+    made = Mixture(per_inlier=per_inlier)(inliers, rng=contracts.generator(), copy=copy)
     first = {1: (1, 3), 2: (4, 4), 3: (5, 6)}  # kinds of each source: 3, then 1, then 2
     for inlier, number, result, group in zip(inliers, copy.tolist(), made.images, made.group.tolist(), strict=True):
         turn = 1 + number % 3
@@ -72,50 +74,49 @@ def test_the_copy_names_the_source_and_results_stand_in_the_order_of_the_inliers
         assert low <= group <= high
     assert set(made.group.tolist()) == set(range(1, 7))
     assert made.where.all()
-    assert Mixed().kinds == 6
+    assert Mixture().kinds == 6
 
 
 @pytest.mark.parametrize(("per_inlier", "shares"), [(3, (1, 1, 1)), (4, (2, 1, 1))])
 def test_without_a_copy_one_is_drawn_uniformly(marking, per_inlier, shares):
     inliers = torch.zeros(2000, 1, 1, 1, dtype=torch.uint8)
-    made = Mixed(per_inlier=per_inlier)(inliers, rng=contracts.generator())
+    made = Mixture(per_inlier=per_inlier)(inliers, rng=contracts.generator())
     found = np.bincount(made.images.flatten(), minlength=4)
     np.testing.assert_allclose(found / 2000, [0, *np.array(shares) / per_inlier], atol=0.035)
 
 
-@pytest.mark.parametrize("copied", [False, True])
-@pytest.mark.parametrize("per_inlier", [1, 2])
+@pytest.mark.parametrize(("per_inlier", "copied"), [(1, True), (2, False), (2, True)])
 def test_fewer_outliers_than_sources_are_drawn_from_all_of_them(marking, per_inlier, copied):
     """Half good images and half outliers, of however many sources."""
     inliers = torch.zeros(2000, 1, 1, 1, dtype=torch.uint8)
     copy = torch.arange(2000) % per_inlier if copied else None
-    made = Mixed(per_inlier=per_inlier)(inliers, rng=contracts.generator(), copy=copy)
+    made = Mixture(per_inlier=per_inlier)(inliers, rng=contracts.generator(), copy=copy)
     found = np.bincount(made.images.flatten(), minlength=4)
     np.testing.assert_allclose(found / 2000, [0, 1 / 3, 1 / 3, 1 / 3], atol=0.035)
 
 
 def test_a_drawn_copy_is_as_good_as_a_given_one(marking):
     inliers = contracts.images_of(12)
-    drawn = Mixed()(inliers, rng=contracts.generator())
+    drawn = Mixture()(inliers, rng=contracts.generator())
     copy = (drawn.images - inliers)[:, 0, 0, 0].long() - 1
-    assert equal(drawn, Mixed()(inliers, rng=contracts.generator(), copy=copy))
+    assert equal(drawn, Mixture()(inliers, rng=contracts.generator(), copy=copy))
 
 
 def test_a_source_draws_among_its_own_variants(marking):
     """A source has as many copies as it likes; the numbers that reach it here are not those."""
-    Mixed()(contracts.images_of(9), rng=contracts.generator(), copy=torch.arange(9) % 3)
+    Mixture()(contracts.images_of(9), rng=contracts.generator(), copy=torch.arange(9) % 3)
     assert [call[1] for source in marking for call in source.calls] == [None] * 3
 
 
 def test_a_source_is_not_asked_for_nothing(marking):
-    Mixed()(contracts.images_of(2), rng=contracts.generator(), copy=torch.tensor([1, 1]))
+    Mixture()(contracts.images_of(2), rng=contracts.generator(), copy=torch.tensor([1, 1]))
     assert [len(source.calls) for source in marking] == [0, 1, 0]
 
 
 @pytest.mark.parametrize("copies", [[2] * 40, [0, 1, 2, 2] * 10])
 def test_both_pieces_of_cutpaste_appear(copies):
     images = contracts.images_of(40, 3, 64)
-    made = Mixed()(images, rng=contracts.generator(), copy=torch.tensor(copies))
+    made = Mixture()(images, rng=contracts.generator(), copy=torch.tensor(copies))
     _, pieces = made.group[torch.tensor(copies) == 2].unique(return_counts=True)
     assert len(pieces) == 2
     assert pieces.min() > pieces.sum() / 5
@@ -125,7 +126,7 @@ def test_both_pieces_of_cutpaste_appear(copies):
 def test_a_scene_is_cut_to_the_inliers_of_a_source_and_keeps_all_donors(marking):
     inliers, scene = contracts.images_of(7), some_scene(7, 5)
     copy = torch.tensor([2, 0, 0, 1, 2, 0, 2])
-    Mixed()(inliers, rng=contracts.generator(), copy=copy, scene=scene)
+    Mixture()(inliers, rng=contracts.generator(), copy=copy, scene=scene)
     for turn, source in enumerate(marking):
         [(given, _, share)] = source.calls
         assert torch.equal(given, inliers[copy == turn])
@@ -136,22 +137,13 @@ def test_a_scene_is_cut_to_the_inliers_of_a_source_and_keeps_all_donors(marking)
 
 def test_without_a_scene_all_inliers_are_donors_and_objects_are_everywhere(marking):
     inliers = contracts.images_of(6)
-    Mixed()(inliers, rng=contracts.generator(), copy=torch.arange(6))
+    Mixture()(inliers, rng=contracts.generator(), copy=torch.arange(6))
     for source in marking:
         [(_, _, share)] = source.calls
         assert torch.equal(share.donors, inliers)
         assert share.foreground.shape == (2, 16, 16)
         assert share.foreground.all()
         assert share.donor_foreground.all()
-
-
-@pytest.mark.parametrize("name", LOCAL)
-def test_an_open_scene_is_no_scene(name):
-    """What is handed to the sources in place of None changes nothing of what they make."""
-    inliers = contracts.images_of(4, 3, 32)
-    ones = torch.ones(4, 32, 32, dtype=torch.bool)
-    alone = LOCAL[name](inliers, rng=contracts.generator())
-    assert equal(alone, LOCAL[name](inliers, rng=contracts.generator(), scene=Scene(ones, inliers, ones)))
 
 
 # --- what is drawn ---
@@ -164,7 +156,7 @@ def test_an_open_scene_is_no_scene(name):
     channels=st.sampled_from([1, 3]),
 )
 def test_any_mixture_keeps_the_contract(sources, more, channels):
-    source = Mixed(sources=tuple(sources), per_inlier=len(sources) + more)
+    source = Mixture(sources=tuple(sources), per_inlier=len(sources) + more)
     contracts.check_outlier_source(source, contracts.images_of(6, channels, 24, 20))
 
 
@@ -174,11 +166,11 @@ def test_what_one_source_draws_shifts_no_other(scene):
     inliers, turns = contracts.images_of(9), torch.arange(9) % 3
 
     def made_by(*sources, copy=turns):
-        return Mixed(sources=sources)(inliers, rng=contracts.generator(), copy=copy, scene=scene)
+        return Mixture(sources=sources)(inliers, rng=contracts.generator(), copy=copy, scene=scene)
 
     usual = made_by(*DEFAULT)
-    other = made_by("donor", "nsa-uniform", "cutpaste-union")
-    moved = made_by("cutpaste-union", "donor", "nsa", copy=(turns + 1) % 3)
+    other = made_by("perlin-blend", "nsa-uniform", "cutpaste-union")
+    moved = made_by("cutpaste-union", "perlin-blend", "nsa", copy=(turns + 1) % 3)
     fewer = made_by(*DEFAULT, copy=torch.where(turns == 1, 2, turns))
     assert torch.equal(usual.images, moved.images)
     assert torch.equal(usual.images[turns != 1], other.images[turns != 1])
@@ -190,35 +182,20 @@ def test_sources_and_calls_draw_differently():
     """Two calls on one generator differ, and so do two sources of the same settings under different names."""
     inliers = contracts.images_of(4)
     rng = contracts.generator()
-    first, second = (Mixed()(inliers, rng=rng, copy=torch.zeros(4, dtype=torch.long)) for _ in range(2))
+    first, second = (Mixture()(inliers, rng=rng, copy=torch.zeros(4, dtype=torch.long)) for _ in range(2))
     assert not torch.equal(first.images, second.images)
     assert LOCAL["nsa-carpet"] == LOCAL["nsa-tile"]
-    twins = Mixed(sources=("nsa-carpet", "nsa-tile"))
+    twins = Mixture(sources=("nsa-carpet", "nsa-tile"))
     carpet, tile = (twins(inliers, rng=contracts.generator(), copy=torch.full((4,), turn)) for turn in (0, 1))
     assert not torch.equal(carpet.images, tile.images)
 
 
-@pytest.mark.parametrize("copy", [None, torch.zeros(0, dtype=torch.long)])
-def test_no_inliers_make_no_outliers(copy):
-    made = Mixed()(contracts.images_of(0), rng=contracts.generator(), copy=copy)
-    assert made.images.shape == (0, 3, 16, 16)
-    assert made.where.shape == (0, 16, 16)
-    assert made.group.shape == (0,)
-    assert (made.images.dtype, made.where.dtype, made.group.dtype) == (torch.uint8, torch.bool, torch.long)
-
-
 def test_a_batch_takes_its_outliers_from_all_sources(marking):
-    batch = make_batch(
-        contracts.images_of(8),
-        Mixed(),
-        Shift(),
-        Preprocessing(size=16, statistics=Statistics((0.5,) * 3, (0.5,) * 3)),
-        batch=32,
-        stratified=True,
-        seed=0,
-        step=0,
-        foreground=torch.ones(8, 16, 16, dtype=torch.bool),
-    )
+    preprocessing, training = Preprocessing(size=16, statistics=STATISTICS), Training(batch=32, stratified=True)
+    everywhere = torch.ones(8, 16, 16, dtype=torch.bool)
+    batch = ImageTask(
+        contracts.images_of(8), preprocessing, Mixture(), Translation(), training, seed=0, foreground=everywhere
+    ).batch(0)
     assert [len(source.calls[0][0]) for source in marking] == [8, 8, 8]  # an epoch in a batch: every copy once
     assert set(batch.group.tolist()) <= set(range(7))
     assert int((batch.group == 4).sum()) == 2 * 8  # the one kind of the second source, in two views
@@ -227,65 +204,27 @@ def test_a_batch_takes_its_outliers_from_all_sources(marking):
 # --- settings ---
 
 
-def test_local_sources_are_those_that_say_where(tmp_path):
-    np.save(tmp_path / "pool.npy", np.zeros((3, 16, 16, 3), np.uint8))
-    for name, source in OUTLIERS.items():
-        if isinstance(source, Exposure):
-            source = dataclasses.replace(source, path=str(tmp_path / "pool.npy"))
-        made = source(contracts.images_of(2), rng=contracts.generator())
-        assert (name in LOCAL or name == "mixed") == (made.where is not None)
-    assert OUTLIERS["mixed"] == Mixed()
-    assert (Mixed().sources, Mixed().per_inlier, Mixed().kinds) == (DEFAULT, 3, 4)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"sources": ()}, r"outliers\.sources is empty; name some of cutpaste, cutpaste-scar, "),
-        ({"sources": ("donor", "scratch")}, r"sources names 'scratch', no local source; use some of cutpaste, "),
-        ({"sources": ("rotations",)}, "names 'rotations', no local source; use some of "),
-        ({"sources": ("exposure", "nsa")}, "names 'exposure', no local source; use some of "),
-        ({"sources": ("nsa", "exposure-rotated")}, "names 'exposure-rotated', no local source; use some of "),
-        ({"sources": ("mixed",)}, "names 'mixed', no local source; use some of "),
-        ({"sources": ("nsa", "donor", "nsa")}, "names 'nsa' more than once; name each source once"),
-        ({"per_inlier": 0}, r"outliers\.per_inlier is 0; use 1 or more outliers to an inlier"),
-    ],
-)
-def test_a_wrong_setting_is_a_sentence(wrong, message):
-    with pytest.raises(FirmError, match=message):
-        Mixed(**wrong)
-    with pytest.raises(FirmError, match=message):
-        change(change(PATCHES, {"outliers": "mixed"}), {f"outliers.{name}": value for name, value in wrong.items()})
-
-
 def through_json(recipe):
     return from_json(json.loads(json.dumps(to_json(recipe))))
 
 
 def test_a_recipe_names_it_changes_it_and_reads_it_back():
-    recipe = change(PATCHES, {"outliers": "mixed"})
-    assert recipe.outliers == Mixed()
-    assert to_json(recipe)["outliers"] == {"kind": "mixed", "sources": list(DEFAULT), "per_inlier": 3}
-    two = change(recipe, {"outliers.sources": ["donor", "nsa"]})
-    assert two.outliers == Mixed(sources=("donor", "nsa"))
-    typed = parse_settings(["outliers=mixed", 'outliers.sources=["nsa-screw"]', "outliers.per_inlier=1"])
+    recipe = change(PATCHES, {"outliers": "mixture"})
+    assert recipe.outliers == Mixture()
+    assert to_json(recipe)["outliers"] == {"kind": "mixture", "sources": list(DEFAULT), "per_inlier": 3}
+    two = change(recipe, {"outliers.sources": ["perlin-blend", "nsa"]})
+    assert two.outliers == Mixture(sources=("perlin-blend", "nsa"))
+    typed = parse_settings(["outliers=mixture", 'outliers.sources=["nsa-screw"]', "outliers.per_inlier=1"])
     one = change(PATCHES, typed)
-    assert one.outliers == Mixed(sources=("nsa-screw",), per_inlier=1)
+    assert one.outliers == Mixture(sources=("nsa-screw",), per_inlier=1)
     for each in (recipe, two, one):
         assert through_json(each) == each
         assert digest(through_json(each)) == digest(each)
     assert len({digest(each) for each in (PATCHES, recipe, two, one)}) == 4
 
 
-def test_a_card_with_a_wrong_mixture_is_refused():
-    with pytest.raises(FirmError, match="'rotations', no local source"):
-        from_json({"outliers": {"kind": "mixed", "sources": ["rotations"]}})
-    with pytest.raises(FirmError, match=r"recipe\.outliers\.sources is 'donor'; it must be of type tuple"):
-        from_json({"outliers": {"kind": "mixed", "sources": "donor"}})
-
-
 def test_several_sources_are_several_kinds():
-    assert Recipe(positives="rot-supcon", outliers=Mixed(sources=("donor", "nsa"))).outliers.kinds == 2
+    assert Recipe(positives="rot-supcon", outliers=Mixture(sources=("perlin-blend", "nsa"))).outliers.kinds == 2
     with pytest.raises(FirmError, match="rot-supcon needs several kinds of outliers"):
-        Recipe(positives="rot-supcon", outliers=Mixed(sources=("donor",)))
-    assert Mixed(sources=("cutpaste-union",)).kinds == CutPaste().kinds == 2
+        Recipe(positives="rot-supcon", outliers=Mixture(sources=("perlin-blend",)))
+    assert Mixture(sources=("cutpaste-union",)).kinds == CutPaste().kinds == 2

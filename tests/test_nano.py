@@ -1,4 +1,4 @@
-"""The one-file example says the same as the package, repeats itself exactly, and learns."""
+"""The one-file example computes what the package computes, is deterministic, and learns."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firm.metrics import auroc
-from firm.objective import POSITIVES, contrastive_loss
-from firm.outliers.rotations import turned
+from firm.metrics.image import auroc
+from firm.outliers.whole_images import turned
+from firm.training.positives import POSITIVES, contrastive_loss
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "nano_firm.py"
 
@@ -42,10 +42,10 @@ def test_loss_and_its_gradient_are_those_of_the_package(seed: int, groups: list[
     z = torch.randn(2 * len(groups), 16, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     source, group = torch.arange(len(groups)).repeat(2), torch.tensor(groups).repeat(2)
     ours, theirs = z.clone().requires_grad_(), z.clone().requires_grad_()
-    one = nano.firm_loss(ours, source, group, temperature)
-    two = contrastive_loss(theirs, POSITIVES["firm"](source, group), temperature)
-    one.backward(), two.backward()
-    assert one.item() == pytest.approx(two.item(), abs=1e-6)
+    loss = nano.firm_loss(ours, source, group, temperature)
+    expected = contrastive_loss(theirs, POSITIVES["firm"](source, group), temperature)
+    loss.backward(), expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
     torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=0)
 
 

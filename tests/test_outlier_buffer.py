@@ -6,15 +6,15 @@ import pytest
 import torch
 
 import contracts
-from firm.images import Preprocessing
-from firm.outliers import Donor, Rotations
+from firm.images.preprocess import Preprocessing
+from firm.outliers.registry import PerlinBlend, Rotations
 from firm.recipes.presets import INSPECT
 from firm.recipes.recipe import change
-from firm.replay import READY, Replay
-from firm.runs import Run
-from firm.training import Task, Training
+from firm.training.batches import READY, ImageTask, OutlierBuffer
+from firm.training.loop import Training
+from firm.training.runs import Run
 from firm.types import Outliers
-from firm.views import PatchPairs
+from firm.views.registry import PatchPairs
 
 SIDE = 4
 IMAGES = contracts.images_of(6, 1, SIDE)
@@ -39,7 +39,7 @@ class Numbered:
 
 
 def replay(per_step=2.0, *, seed=0, source=None):
-    return Replay(source or Numbered(), IMAGES, OBJECTS, seed, per_step)
+    return OutlierBuffer(source or Numbered(), IMAGES, OBJECTS, seed, per_step)
 
 
 def names(taken):
@@ -83,7 +83,7 @@ def test_an_outlier_is_used_as_often_as_asked(reuse):
     window = replay(count / reuse, source=source)
     for step in range(steps):
         used.update(names(window.take(step, count)))
-        assert len(window._made) <= READY
+        assert len(window.made) <= READY
     fresh = (steps - 1) * count // reuse
     assert len(source.given) == READY + fresh  # each is made once
     assert sum(used.values()) / len(source.given) == pytest.approx(reuse, rel=0.25)  # the ends are used less
@@ -96,7 +96,7 @@ def test_the_window_grows_with_a_large_batch():
     window = replay(300.0)
     for step in range(3):
         assert len(set(names(window.take(step, READY + 70)))) == READY + 70
-        assert len(window._made) == READY + 70
+        assert len(window.made) == READY + 70
 
 
 def test_group_and_place_pass_through():
@@ -132,7 +132,7 @@ def test_a_source_is_told_of_the_object_and_of_all_good_images():
 def test_real_outliers_replay_too():
     images = contracts.images_of(4, 3, 24)
     everywhere = torch.ones(4, 24, 24, dtype=torch.bool)
-    one, other = (Replay(Donor(), images, everywhere, 0, 1.0) for _ in range(2))
+    one, other = (OutlierBuffer(PerlinBlend(), images, everywhere, 0, 1.0) for _ in range(2))
     one.take(0, 3)
     assert same(one.take(4, 3), other.take(4, 3))
 
@@ -146,11 +146,12 @@ def test_a_training_resumed_in_its_middle_ends_as_an_uninterrupted_one(tmp_path)
     )
 
     def fresh(folder):
-        made = Task(
-            contracts.images_of(6, 1, 12), Preprocessing(12), Numbered(), recipe.views, "firm", recipe.training, 0,
+        made = ImageTask(
+            contracts.images_of(6, 1, 12), Preprocessing(12), Numbered(), recipe.views, recipe.training, 0,
             torch.ones(6, 12, 12, dtype=torch.bool),
         )  # fmt: skip
-        return Run(recipe, made, folder=folder, checkpoint_seconds=1e9)
+        network = made.network(recipe.encoder)
+        return Run(made, recipe.method, network, digest="x", folder=folder, checkpoint_seconds=1e9)
 
     list(whole := fresh(tmp_path / "whole"))
     first = fresh(tmp_path / "parts")
@@ -169,12 +170,11 @@ def test_a_training_resumed_in_its_middle_ends_as_an_uninterrupted_one(tmp_path)
 
 
 def task(reuse, *, foreground=OBJECTS, outliers=None, **training):
-    return Task(
+    return ImageTask(
         images=IMAGES,
         preprocessing=Preprocessing(SIDE),
         outliers=outliers or Numbered(),
         views=PatchPairs(sizes=(2,)),
-        positives="firm",
         training=Training(epochs=1, reuse=reuse, **({"batch": 8} | training)),
         seed=0,
         foreground=foreground,
@@ -182,17 +182,17 @@ def task(reuse, *, foreground=OBJECTS, outliers=None, **training):
 
 
 def test_a_task_replays_only_where_it_is_to():
-    assert task(1).replay is None
-    assert task(4, foreground=None).replay is None
-    made = task(4).replay
+    assert task(1).buffer is None
+    assert task(4, foreground=None).buffer is None
+    made = task(4).buffer
     assert made is not None
     assert made.per_step == 1.0  # four outliers to a batch, each used four times
-    assert task(4, outliers=Rotations()).replay.per_step == 1.5  # six of eight items
+    assert task(4, outliers=Rotations()).buffer.per_step == 1.5  # six of eight items
 
 
 @pytest.mark.parametrize("stratified", [False, True])
 def test_the_batches_of_a_task_hold_replayed_outliers(stratified):
-    ours, window, shown = task(4, stratified=stratified), task(4).replay, set()
+    ours, window, shown = task(4, stratified=stratified), task(4).buffer, set()
     for step in range(30):
         batch = ours.batch(step)
         taken = window.take(step, int((batch.group[:8] > 0).sum()))

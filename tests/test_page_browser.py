@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 
 import browser
-from firm.data.drawn import drawn
-from firm.detector import Detector
-from firm.images import decode
+from firm.decision.verdict import Region, Verdict
+from firm.detector.detector import Detector
+from firm.detector.inspection import InspectedImage
+from firm.drawn.render import draw_dataset
+from firm.images.decode import decode
 from firm.recipes.presets import INSPECT
 from firm.recipes.recipe import change
-from firm.report.board import Board
-from firm.report.heat import write_overlay
-from firm.report.page import Shown, write_page
-from firm.verdicts import Region, Verdict
+from firm.report.heatmap import write_overlay
+from firm.report.live_page import LivePage
+from firm.report.page import write_page
 
 pytestmark = pytest.mark.slow
 HOSTILE = "<script>document.title='owned'</script>\".png"
@@ -36,7 +37,7 @@ def regions_of(heat, limit):
 
 def inspected():
     """Drawn parts as a cheap detector sees them, and its scores of further good parts."""
-    data, _ = drawn("weave", size=SIDE, train=60, good=22, bad=12)
+    data = draw_dataset("weave", size=SIDE, train=60, good=22, bad=12)
     recipe = change(INSPECT, {"features": "pixels", "training.epochs": 0, "size": SIDE, "automatic": ()})
     detector = Detector.fit(data, recipe=recipe, seed=0, holdout=0.3)
     good = detector.score(data.test[:12]).tolist()
@@ -48,14 +49,10 @@ def inspected():
         name = HOSTILE if number == 15 else f"lot 7/{data.truth.kinds[12 + number].replace(' ', '_')}_{number:03d}.png"
         regions = regions_of(heat, 0.7 * review)
         pixels = data.test[12 + number].permute(1, 2, 0).numpy()
-        nearest = None
-        if regions:
-            top, left, _, _ = max(regions, key=lambda one: one.peak).box
-            rows, columns = slice(top, top + 32), slice(left, left + 32)
-            away = (data.train[:, :, rows, columns].float() - data.test[12 + number][:, rows, columns].float()).abs()
-            nearest = data.train[int(away.mean((1, 2, 3)).argmin())][:, rows, columns].permute(1, 2, 0).numpy()
+        away = (data.train.float() - data.test[12 + number].float()).abs()
+        nearest = data.train[int(away.mean((1, 2, 3)).argmin())].permute(1, 2, 0).numpy() if regions else None
         decided = Verdict(name, score, verdict, regions, "weave 3f9a2c", "2f81d0", review, fail)
-        shown.append(Shown(decided, pixels, heat, nearest))
+        shown.append(InspectedImage(decided, pixels, heat, nearest))
     return shown, good, detector
 
 
@@ -70,7 +67,7 @@ def page(tmp_path_factory):
         iter(shown),
         title="Weave, lot 7",
         good_scores=good,
-        quarantined=[("lot 7/torn.png", "lot 7/torn.png is cut short; copy it again"), (HOSTILE, "is no image")],
+        left_out=[("lot 7/torn.png", "lot 7/torn.png is cut short; copy it again"), (HOSTILE, "is no image")],
         card={"origin": detector.origin, "threshold": {"false_calls": 0.05, "images": 18}},
         notes=["The scores of this batch lie higher than those of the calibration: check light and camera."],
     )
@@ -91,7 +88,10 @@ def choose(page, order):
 def test_it_asks_for_nothing_and_complains_of_nothing(page):
     wanted = page.requested()
     assert [Path(one).name for one in wanted if one.startswith("file:")] == ["report.html"]
-    assert {one.split(":")[0] for one in wanted} - {"chrome"} == {"file", "data"}  # chrome: is the browser's own
+    assert {one.split(":")[0] for one in wanted} - {"chrome", "chrome-untrusted"} == {
+        "file",
+        "data",
+    }  # chrome: is the browser's own
     assert page.log("browser") == []
     assert page.run("return document.title") == "Weave, lot 7"
     assert page.run("return document.compatMode") == "CSS1Compat"
@@ -146,7 +146,7 @@ def test_it_looks_like_something_in_light_and_dark_and_on_paper(page, tmp_path):
     keep = Path(os.environ.get("FIRM_PICTURES", tmp_path))
     means = {}
     for name, features, media in (
-        ("light", {"prefers-color-scheme": "light"}, ""),
+        ("illumination", {"prefers-color-scheme": "illumination"}, ""),
         ("dark", {"prefers-color-scheme": "dark"}, ""),
         ("print", {"prefers-color-scheme": "dark"}, "print"),
     ):
@@ -154,7 +154,7 @@ def test_it_looks_like_something_in_light_and_dark_and_on_paper(page, tmp_path):
         page.photograph(keep / f"report-{name}.png")
         means[name] = decode(keep / f"report-{name}.png").mean()
     page.emulate({})
-    assert means["light"] > 150 > 100 > means["dark"]
+    assert means["illumination"] > 150 > 100 > means["dark"]
     assert means["print"] > 150  # whatever the screen's scheme
 
 
@@ -162,7 +162,7 @@ def test_the_page_of_a_watch_shows_its_heat_maps(page, tmp_path):
     """The last test of this page: it opens another one."""
     where = tmp_path / "heat" / "7 <b>.png.png"
     write_overlay(where, np.full((40, 60, 3), 90, np.uint8), np.full((4, 6), 3.0, np.float32), 2.0)
-    board = Board(tmp_path / "watched.html", "Watching line 3", [0.5, 1.0, 1.5], (2.0, 3.0))
+    board = LivePage(tmp_path / "watched.html", "Watching line 3", [0.5, 1.0, 1.5], (2.0, 3.0))
     board.add([{"file": "7 <b>.png", "verdict": "FAIL", "score": 3.5, "map": str(where)}])
     board.add([{"file": "8.png", "verdict": "PASS", "score": 1.1}])
     board.write()

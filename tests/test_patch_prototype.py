@@ -1,18 +1,15 @@
 """A prototype of patches: its definition as plain loops, what it leaves out, and that it is saved whole."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import contracts
-from firm.bank import Memory, fit_bank, statistics
-from firm.localiser import Localiser, remember
-from firm.prototype import Prototype, fit_prototype
-from firm.tiling import Grid
-from firm.types import FirmError
+from firm.errors import DataError, ModelFileError, SettingError
+from firm.scoring.models import PatchScorer, remember
+from firm.scoring.patch_bank import Memory, Prototype, fit_prototype, statistics
+from firm.scoring.patch_grid import Grid
 
 PLAIN, STANDARD = Memory(), Memory(standardise=True)
 
@@ -22,12 +19,12 @@ def drawn(n=6, rows=3, columns=4, dim=5, seed=0, centre=0.6):
     return torch.randn(n, rows, columns, dim, generator=rng) + centre
 
 
-def naive_direction(features, *, without=(), seen=None):
+def naive_direction(features, *, without=(), visible=None):
     total = torch.zeros(features.shape[-1], dtype=torch.float64)
     for image in range(len(features)):
         for row in range(features.shape[1]):
             for column in range(features.shape[2]):
-                if image not in without and (seen is None or seen[image, row, column]):
+                if image not in without and (visible is None or visible[image, row, column]):
                     patch = features[image, row, column].double()
                     total += patch / patch.norm()
     return total / total.norm()
@@ -68,7 +65,7 @@ def test_scores_are_standardised_by_what_images_score_without_their_own_part(par
         naive_direction(good, without=[other for other in range(6) if owner[other] == owner[image]])
         for image in range(6)
     ]
-    mean, deviation = statistics(naive_scores(good, directions))
+    mean, deviation = statistics(naive_scores(good, directions), torch.ones(good.shape[:3], dtype=torch.bool))
     asked = drawn(2, seed=7)
     expected = (naive_scores(asked, [naive_direction(good)] * 2) - mean) / deviation
     torch.testing.assert_close(found.score(asked), expected, atol=1e-4, rtol=1e-4)
@@ -82,14 +79,14 @@ def test_images_of_a_single_part_are_others_to_each_other():
 
 def test_what_is_not_seen_does_not_count():
     good = drawn(20)
-    seen = torch.ones(20, 3, 4, dtype=torch.bool)
-    seen[:3, 1:] = False
+    visible = torch.ones(20, 3, 4, dtype=torch.bool)
+    visible[:3, 1:] = False
     wild = good.clone()
-    wild[~seen] = -100.0
-    known, blind = (fit_prototype(features, STANDARD, seen=seen) for features in (good, wild))
-    for name, value in known.tensors().items():
-        assert torch.equal(value, blind.tensors()[name]), name
-    torch.testing.assert_close(known.direction.double(), naive_direction(good, seen=seen), atol=1e-6, rtol=0)
+    wild[~visible] = -100.0
+    known, blind = (fit_prototype(features, STANDARD, visible=visible) for features in (good, wild))
+    for name, value in known.state_dict().items():
+        assert torch.equal(value, blind.state_dict()[name]), name
+    torch.testing.assert_close(known.direction.double(), naive_direction(good, visible=visible), atol=1e-6, rtol=0)
 
 
 def test_the_order_and_the_company_of_images_do_not_matter():
@@ -103,20 +100,20 @@ def test_the_order_and_the_company_of_images_do_not_matter():
 
 def test_it_is_its_tensors():
     found = fit_prototype(drawn(), STANDARD)
-    again = Prototype.from_tensors(found.tensors(), STANDARD)
+    again = Prototype(STANDARD, found.state_dict())
     assert torch.equal(again.score(drawn(2, seed=1)), found.score(drawn(2, seed=1)))
-    with pytest.raises(FirmError, match="lacks direction"):
-        Prototype.from_tensors({}, STANDARD)
+    with pytest.raises(ModelFileError, match="direction"):
+        Prototype(STANDARD, {})
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(FirmError, match="no good patches to remember"):
+    with pytest.raises(DataError, match="no good patches"):
         fit_prototype(drawn(0), PLAIN)
-    with pytest.raises(FirmError, match="no good patches to remember"):
-        fit_prototype(drawn(2), PLAIN, seen=torch.zeros(2, 3, 4, dtype=torch.bool))
-    with pytest.raises(FirmError, match="1 good image cannot be standardised"):
+    with pytest.raises(DataError, match="no good patches"):
+        fit_prototype(drawn(2), PLAIN, visible=torch.zeros(2, 3, 4, dtype=torch.bool))
+    with pytest.raises(DataError, match="standardise"):
         fit_prototype(drawn(1), STANDARD)
-    with pytest.raises(FirmError, match="do not fit a prototype"):
+    with pytest.raises(SettingError, match=r"\(3, 4, 6\)"):
         fit_prototype(drawn(), PLAIN).score(drawn(dim=6))
 
 
@@ -135,10 +132,9 @@ def test_behind_the_head_patches_are_compared_with_the_mean_and_else_with_each_o
     }
 
 
-def test_detectors_that_remember_patches_behind_the_head_decide_as_they_did():
-    grid, memory = Grid(size=8, stride=8), replace(STANDARD, keep=0.5)
-    for bank in (fit_bank(drawn(), memory, rng=contracts.generator(0)), fit_prototype(drawn(), memory)):
-        tensors = Localiser(grid, {"projection": bank}, torch.zeros(3, 4)).tensors()
-        again = Localiser.from_tensors(tensors, grid, memory, ("projection",)).banks["projection"]
-        assert type(again) is type(bank)
-        assert torch.equal(again.score(drawn(2, seed=1)), bank.score(drawn(2, seed=1)))
+def test_a_saved_scorer_has_a_prototype_behind_the_head():
+    grid = Grid(size=8, stride=8)
+    prototype = fit_prototype(drawn(), STANDARD)
+    tensors = PatchScorer(grid, {"projection": prototype}, torch.zeros(3, 4)).state_dict()
+    again = PatchScorer.from_tensors(tensors, grid, STANDARD, ("projection",)).banks["projection"]
+    assert torch.equal(again.score(drawn(2, seed=1)), prototype.score(drawn(2, seed=1)))

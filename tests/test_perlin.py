@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firm.outliers import perlin
-from firm.outliers.perlin import perlin_mask, perlin_noise
-from firm.types import FirmError
+from firm.errors import FirmError
+from firm.outliers import perlin_blend as perlin
+from firm.outliers.perlin_blend import perlin_mask, perlin_noise
 
 
 def fade(t):

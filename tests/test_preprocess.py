@@ -7,9 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from firm import images
-from firm.images import Preprocessing, decode, inlier_statistics, resize, to_tensor
-from firm.types import FirmError, Statistics
+from cases import each
+from firm.errors import FirmError
+from firm.images import preprocess as images
+from firm.images.decode import decode
+from firm.images.preprocess import Preprocessing, inlier_statistics, resize, to_tensor
+from firm.types import Statistics
 from image_files import encoded
 
 RGB = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
@@ -19,7 +22,7 @@ def random_images(n, c, h, w, seed=0):
     return torch.randint(0, 256, (n, c, h, w), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF"])
+@each("kind", ["PNG", "BMP", "TIFF"])
 def test_lossless_rgb_comes_back_as_it_was(kind, tmp_path):
     content = encoded(Image.fromarray(RGB), kind)
     file = tmp_path / "part.img"  # the content decides, not the suffix
@@ -55,7 +58,7 @@ def test_no_bytes_crash_the_decoder(noise, kind, at):
     assert decoded.dtype == np.uint8
 
 
-@pytest.mark.parametrize(("height", "width", "side"), [(64, 64, 17), (40, 90, 32), (9, 6, 32), (33, 33, 32)])
+@each("height, width, side", [(64, 64, 17), (40, 90, 32), (9, 6, 32), (33, 33, 32)])
 def test_resize_agrees_with_pillow(height, width, side):
     batch = random_images(2, 3, height, width)
     expected = [
@@ -114,8 +117,8 @@ def test_the_view_of_nothing_is_nothing():
     assert Preprocessing(32, zoom=1.125).test_view(random_images(0, 3, 8, 8)).shape == (0, 3, 32, 32)
 
 
-@pytest.mark.parametrize(
-    ("settings", "fix"),
+@each(
+    "settings, fix",
     [
         ({"size": 0}, "size >= 1"),
         ({"size": 8, "zoom": 0.9}, "zoom >= 1"),

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firm.streams import numpy_stream, stream, stream_seed
+from firm.runtime.random import numpy_stream, stream, stream_seed
 
 names = st.lists(st.one_of(st.integers(0, 999), st.text("abc", min_size=1)), max_size=3)
 

@@ -6,19 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firm.encoder import Encoder, Head
-from firm.objective import POSITIVES
-from firm.outliers import OUTLIERS, CutPaste, Exposure, Rotations
-from firm.recipes.experiment import Experiment
+from cases import each
+from firm.errors import SettingError
+from firm.networks.heads import Encoder, Head
+from firm.outliers.registry import OUTLIERS, CutPaste, Exposure, Rotations
 from firm.recipes.presets import AUTHORS, FAST, INSPECT, PAPER, PATCHES, PRESETS, WHOLE
 from firm.recipes.presets import recipe as preset
 from firm.recipes.recipe import Recipe, change, digest, from_json, parse_settings, to_json
-from firm.recipes.tables import SCALES, TABLES, experiment, plan
-from firm.scores import SCORES, SCORINGS, Kde, Knn, Scoring
-from firm.tiling import TILINGS, Grid, Whole
-from firm.training import Training
-from firm.types import FirmError
-from firm.views import VIEWS, Augment, PatchPairs, Shift
+from firm.scoring.image_scores import SCORES, SCORINGS, Kde, Knn, Scoring
+from firm.scoring.patch_grid import TILINGS, Grid, Whole
+from firm.training.loop import Training
+from firm.views.registry import VIEWS, PatchPairs, SimCLR, Translation
 
 CHANGES = {
     "positives": st.sampled_from(["ntxent", "supcon", "firm"]),
@@ -41,19 +39,19 @@ CHANGES = {
     "size": st.integers(0, 64),
     "zoom": st.floats(1, 2),
     "normalise": st.sampled_from(["published", "inliers", "half"]),
-    "conditioning.light": st.sampled_from(["none", "median", "local"]),
+    "conditioning.illumination": st.sampled_from(["none", "median", "local"]),
     "conditioning.foreground.method": st.sampled_from(["ones", "otsu", "triangle"]),
-    "tiling": st.sampled_from([*TILINGS, {"kind": "grid", "stride": 8, "object": 0.5}]),
-    "memory.reach": st.integers(-1, 5),
-    "memory.keep": st.floats(0.01, 1),
+    "tiling": st.sampled_from([*TILINGS, {"kind": "grid", "stride": 8, "min_foreground": 0.5}]),
+    "memory.neighbourhood": st.integers(-1, 5),
+    "memory.sampling_ratio": st.floats(0.01, 1),
     "features": st.sampled_from(["encoder", "pixels"]),
-    "automatic": st.lists(st.sampled_from(["foreground", "light", "align", "reach"]), unique=True),
+    "automatic": st.lists(st.sampled_from(["foreground", "illumination", "align", "neighbourhood"]), unique=True),
 }
 
 
 def _that_fit(changes):
     """Settings of an augmentation are only there if the views are one."""
-    augmented = isinstance(VIEWS[changes.get("views", "simclr")], Augment)
+    augmented = isinstance(VIEWS[changes.get("views", "simclr")], SimCLR)
     return {path: value for path, value in changes.items() if augmented or not path.startswith("views.")}
 
 
@@ -79,7 +77,7 @@ def test_paper_is_the_paper():
     paper = {
         "positives": "firm",
         "outliers.kind": "rotations",
-        "views.kind": "augment",
+        "views.kind": "simclr",
         "views.crop": [0.25, 1.0],
         "views.crop_by": "area",
         "views.aspect": [1.0, 1.0],
@@ -104,14 +102,9 @@ def test_paper_is_the_paper():
         "pretrained.name": "",
         "pretrained.stages": [],
         "pretrained.pool": 3,
-        "pretrained.context": 0,
         "pretrained.margin": 32,
         "pretrained.hidden": [256],
         "pretrained.out": 64,
-        "pretrained.versions": 1,
-        "pretrained.flip": False,
-        "pretrained.hard": 0.0,
-        "pretrained.evenly": "images",
         "pretrained.noise": 0.0,
         "training.epochs": 2000,
         "training.batch": 32,
@@ -134,7 +127,7 @@ def test_paper_is_the_paper():
         "size": 0,
         "zoom": 1.125,
         "normalise": "published",
-        "conditioning.light": "none",
+        "conditioning.illumination": "none",
         "conditioning.align": False,
         "conditioning.foreground.method": "ones",
         "conditioning.foreground.polarity": "bright",
@@ -142,9 +135,9 @@ def test_paper_is_the_paper():
         "conditioning.foreground.close": 6,
         "conditioning.foreground.open": 6,
         "tiling.kind": "whole",
-        "memory.keep": 1.0,
-        "memory.choose": "random",
-        "memory.reach": -1,
+        "memory.sampling_ratio": 1.0,
+        "memory.sampling": "random",
+        "memory.neighbourhood": -1,
         "memory.standardise": False,
         "memory.k": 1,
         "memory.metric": "cosine",
@@ -168,7 +161,7 @@ def test_authors_differ_in_what_is_documented_and_in_nothing_else():
     assert paper.keys() == authors.keys()
 
 
-@pytest.mark.parametrize("recipe", PRESETS.values(), ids=PRESETS)
+@each("recipe", PRESETS.values())
 def test_presets_come_back_from_json(recipe):
     assert through_json(recipe) == recipe
     assert digest(through_json(recipe)) == digest(recipe)
@@ -187,7 +180,7 @@ def differences(recipe, base):
 
 def test_patches_are_what_section_5_says():
     found = differences(PATCHES, PAPER)
-    assert found["outliers.kind"] == "donor"
+    assert found["outliers.kind"] == "perlinblend"
     assert {
         path: value for path, value in found.items() if path.split(".")[0] not in ("outliers", "views", "tiling")
     } == {
@@ -197,15 +190,22 @@ def test_patches_are_what_section_5_says():
         "automatic": ["foreground"],
     }
     assert PATCHES.training.batch == 32
-    assert PATCHES.views == PatchPairs(sizes=(32,), fore=0.9, over=0.15, altered=0.0, both=False)
-    assert PATCHES.tiling == Grid(size=32, stride=16, kernel=15, sigma=4.0, dense=False, worst=1, object=0.0)
-    assert (PATCHES.memory.keep, PATCHES.memory.reach, PATCHES.memory.k, PATCHES.features) == (1.0, -1, 1, "encoder")
+    assert PATCHES.views == PatchPairs(
+        sizes=(32,), min_foreground=0.9, min_overlap=0.15, min_altered=0.0, both_altered=False
+    )
+    assert PATCHES.tiling == Grid(size=32, stride=16, kernel=15, sigma=4.0, top_patches=1, min_foreground=0.0)
+    assert (PATCHES.memory.sampling_ratio, PATCHES.memory.neighbourhood, PATCHES.memory.k, PATCHES.features) == (
+        1.0,
+        -1,
+        1,
+        "encoder",
+    )
     assert not PATCHES.memory.standardise
 
 
 def test_whole_is_the_ablation_without_patches():
     assert WHOLE.tiling == Whole()
-    assert WHOLE.views == Shift()
+    assert WHOLE.views == Translation()
     assert WHOLE.outliers == OUTLIERS["nsa"]
     assert WHOLE.encoder.stem == "7x7"
     assert WHOLE.score == Scoring(by=Knn(k=1))
@@ -218,9 +218,9 @@ def test_inspect_is_patches_made_cheap():
     assert INSPECT.encoder.width < PATCHES.encoder.width
     assert INSPECT.training.epochs < PATCHES.training.epochs
     assert INSPECT.training.stratified
-    assert {"foreground", "light", "align", "reach"} == set(INSPECT.automatic)
+    assert {"foreground", "illumination", "align", "neighbourhood"} == set(INSPECT.automatic)
     assert preset("inspect", **{"training.epochs": 3}) == change(INSPECT, {"training.epochs": 3})
-    with pytest.raises(FirmError, match="no preset 'patch'; use one of paper, authors, fast, parts, patches, whole"):
+    with pytest.raises(SettingError, match="no preset 'patch'"):
         preset("patch")
 
 
@@ -252,8 +252,8 @@ def test_change_leaves_everything_else_and_the_original():
     assert changed.encoder.head.hidden == (64, 64)
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "expected"),
+@each(
+    "path, value, expected",
     [
         ("outliers", "cutpaste", CutPaste(variant="plain")),
         ("outliers", "cutpaste-union", CutPaste(variant="union")),
@@ -262,7 +262,7 @@ def test_change_leaves_everything_else_and_the_original():
         ("outliers", {"kind": "exposure", "path": "oe.npy"}, Exposure(path="oe.npy")),
         ("outliers", CutPaste(), CutPaste()),
         ("views", "droc", VIEWS["droc"]),
-        ("views", {"kind": "augment", "flip": 0.5}, Augment(flip=0.5)),
+        ("views", {"kind": "simclr", "flip": 0.5}, SimCLR(flip=0.5)),
         ("score", "s_ens*", SCORINGS["s_ens*"]),
         ("score", {"by": {"kind": "knn", "k": 5}, "turns": 4}, Scoring(by=Knn(k=5), turns=4)),
         ("score.by", "kde", Kde()),
@@ -282,76 +282,68 @@ def test_values_by_name_by_kind_and_as_they_are(path, value, expected):
     assert type(found) is type(expected)
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        (
-            "epochs",
-            3,
-            "no setting 'epochs'; Recipe has positives, outliers, views, encoder, pretrained, training, score",
-        ),
-        ("training.epoch", 3, r"no setting 'training\.epoch'; Training has epochs, batch, temperature"),
-        ("encoder.head.depth", 3, r"no setting 'encoder\.head\.depth'; Head has hidden, out, last_norm"),
-        ("size.width", 3, r"no setting 'size\.width'; size has no settings"),
-        ("", 3, "no setting ''; Recipe has"),
-        ("training.epochs", "many", r"training\.epochs is 'many'; it must be of type int"),
-        ("training.epochs", 2.5, r"training\.epochs is 2\.5; it must be of type int"),
-        ("training.epochs", True, r"training\.epochs is True; it must be of type int"),
-        ("training.epochs", None, r"training\.epochs is None; it must be of type int"),
-        ("training.lr", "0.1x", r"training\.lr is '0\.1x'; it must be of type float"),
-        ("training.lr", False, r"training\.lr is False; it must be of type float"),
-        ("training.stratified", 1, r"training\.stratified is 1; it must be of type bool"),
-        ("positives", 3, "positives is 3; it must be of type str"),
-        ("views.crop", [0.5], r"views\.crop is \[0\.5\]; it must hold 2 values"),
-        ("views.crop", "half", r"views\.crop is 'half'; it must be of type tuple"),
-        ("encoder.head.hidden", 512, r"encoder\.head\.hidden is 512; it must be of type tuple"),
-        ("encoder.head.hidden", [512, "x"], r"encoder\.head\.hidden is 'x'; it must be of type int"),
-        ("outliers", "rotation", "outliers is 'rotation'; use one of rotations, exposure, exposure-rotated, cutpaste"),
-        ("outliers", 5, "outliers is 5; use one of rotations, exposure, "),
-        ("outliers", {"kind": "noise"}, "outliers.kind is 'noise'; use one of rotations, exposure, cutpaste"),
-        ("outliers", {"kind": "cutpaste", "size": 3}, "outliers has an unknown setting 'size'; it has variant, area"),
-        ("outliers", {}, "outliers is {}; use one of rotations, exposure, "),
-        ("score", "s_best", r"score is 's_best'; use one of s_con, s_con\*"),
-        ("training", {"epochs": "x"}, r"training\.epochs is 'x'; it must be of type int"),
-        ("training", 7, "training is 7; it must be of type Training"),
-        ("training.epochs", -1, "epochs >= 0"),
-        ("positives", "triplet", "no positive set 'triplet'; use one of ntxent, supcon, rot-supcon, firm"),
-        ("normalise", "imagenet", "normalise is 'imagenet'; use one of published, inliers, half"),
-        ("features", "colour", "features is 'colour'; use both, or one or more of encoder, projection, "),
-        (
-            "automatic",
-            ["epochs"],
-            "'epochs' is not chosen automatically; foreground, light, align, reach, features can",
-        ),
-        ("automatic", "light", "automatic is 'light'; it must be of type tuple"),
-        ("tiling", "tiles", "tiling is 'tiles'; use one of whole, grid"),
-        ("tiling", {"kind": "grid", "size": 8}, "stride 16 leaves gaps between 8px tiles"),
-        ("conditioning.align", True, "conditioning.align needs an object on a background"),
-        ("memory.reach", -2, r"memory\.reach is -2; use -1 for every place"),
-    ],
-)
-def test_a_wrong_setting_is_a_sentence_that_names_it(path, value, message):
-    with pytest.raises(FirmError, match=message):
+WRONG = [
+    ("epochs", 3, "no setting 'epochs'; Recipe has positives"),
+    ("training.epoch", 3, r"no setting 'training\.epoch'; Training has epochs"),
+    ("encoder.head.depth", 3, r"no setting 'encoder\.head\.depth'; Head has hidden"),
+    ("size.width", 3, r"no setting 'size\.width'"),
+    ("", 3, "no setting ''; Recipe has"),
+    ("training.epochs", "many", r"training\.epochs is 'many'.* int"),
+    ("training.epochs", 2.5, r"training\.epochs is 2\.5.* int"),
+    ("training.epochs", True, r"training\.epochs is True.* int"),
+    ("training.epochs", None, r"training\.epochs is None.* int"),
+    ("training.lr", "0.1x", r"training\.lr is '0\.1x'.* float"),
+    ("training.lr", False, r"training\.lr is False.* float"),
+    ("training.stratified", 1, r"training\.stratified is 1.* bool"),
+    ("positives", 3, "positives is 3.* str"),
+    ("views.crop", [0.5], r"views\.crop is \[0\.5\].* 2 values"),
+    ("views.crop", "half", r"views\.crop is 'half'.* tuple"),
+    ("encoder.head.hidden", 512, r"encoder\.head\.hidden is 512.* tuple"),
+    ("encoder.head.hidden", [512, "x"], r"encoder\.head\.hidden is 'x'.* int"),
+    ("outliers", "rotation", "outliers is 'rotation'.* rotations, exposure"),
+    ("outliers", 5, "outliers is 5.* rotations, exposure"),
+    ("outliers", {"kind": "noise"}, r"outliers\.kind is 'noise'.* rotations, exposure"),
+    ("outliers", {"kind": "cutpaste", "size": 3}, "outliers has an unknown setting 'size'.* variant"),
+    ("outliers", {}, "outliers is {}.* rotations, exposure"),
+    ("score", "s_best", r"score is 's_best'.* s_con, s_con\*"),
+    ("training", {"epochs": "x"}, r"training\.epochs is 'x'.* int"),
+    ("training", 7, "training is 7.* Training"),
+    ("training.epochs", -1, "epochs"),
+    ("positives", "triplet", "'triplet'.* ntxent, supcon, rot-supcon, firm"),
+    ("normalise", "imagenet", "normalise is 'imagenet'.* published, inliers, half"),
+    ("features", "colour", "features is 'colour'"),
+    ("automatic", ["epochs"], "'epochs'.* foreground"),
+    ("automatic", "illumination", "automatic is 'illumination'.* tuple"),
+    ("tiling", "tiles", "tiling is 'tiles'.* whole, grid"),
+    ("tiling", {"kind": "grid", "size": 8}, "stride"),
+    ("conditioning.align", True, r"conditioning\.align"),
+    ("memory.neighbourhood", -2, r"memory\.neighbourhood is -2"),
+]
+
+
+@each("path, value, culprit", WRONG)
+def test_a_wrong_setting_is_named(path, value, culprit):
+    with pytest.raises(SettingError, match=culprit):
         change(PAPER, {path: value})
 
 
 def test_unknown_entries_of_a_card_are_named():
     for data, message in (
-        ({"loss": "firm"}, "recipe has an unknown setting 'loss'; it has positives, outliers"),
-        ({"training": {"epoch": 1}}, r"recipe\.training has an unknown setting 'epoch'; it has epochs, batch"),
-        ({"encoder": {"width": "64"}}, r"recipe\.encoder\.width is '64'; it must be of type int"),
+        ({"loss": "firm"}, "recipe has an unknown setting 'loss'"),
+        ({"training": {"epoch": 1}}, r"recipe\.training has an unknown setting 'epoch'"),
+        ({"encoder": {"width": "64"}}, r"recipe\.encoder\.width is '64'"),
     ):
-        with pytest.raises(FirmError, match=message):
+        with pytest.raises(SettingError, match=message):
             from_json(data)
     assert from_json({}) == Recipe()
 
 
-@pytest.mark.parametrize("source", OUTLIERS.values(), ids=OUTLIERS)
+@each("source", OUTLIERS.values())
 def test_rot_supcon_needs_several_kinds_of_outliers(source):
     if source.kinds > 1:
         assert Recipe(positives="rot-supcon", outliers=source).outliers == source
     else:
-        with pytest.raises(FirmError, match="rot-supcon needs several kinds of outliers and this source makes one"):
+        with pytest.raises(SettingError, match="rot-supcon"):
             Recipe(positives="rot-supcon", outliers=source)
 
 
@@ -366,7 +358,7 @@ def test_settings_are_parsed_as_json_where_they_are_json():
     }
     assert parse_settings([]) == {}
     for wrong in ("training.epochs", "=3", ""):
-        with pytest.raises(FirmError, match="is not of the form path=value, for example"):
+        with pytest.raises(SettingError, match="path=value"):
             parse_settings([wrong])
 
 
@@ -379,7 +371,7 @@ def test_the_score_costs_no_training_and_no_name(name, k):
     assert digest(change(PAPER, {"score.by.k": k})) == digest(PAPER)
 
 
-@pytest.mark.parametrize(
+@each(
     "changes",
     [
         {"positives": "supcon"},
@@ -392,7 +384,6 @@ def test_the_score_costs_no_training_and_no_name(name, k):
         {"size": 16},
         {"zoom": 1.0},
     ],
-    ids=str,
 )
 def test_everything_else_renames_the_training(changes):
     assert digest(change(PAPER, changes)) != digest(PAPER)
@@ -402,7 +393,7 @@ def test_spelling_out_defaults_does_not_rename():
     spelled = Recipe(
         positives="firm",
         outliers=Rotations(),
-        views=Augment(crop=(0.25, 1.0), flip=0.0),
+        views=SimCLR(crop=(0.25, 1.0), flip=0.0),
         encoder=Encoder(width=64, head=Head(hidden=(512,) * 8, out=128)),
         training=Training(epochs=2000, batch=32, lr=0.01, precision="float32"),
         zoom=1.125,
@@ -414,47 +405,45 @@ def test_spelling_out_defaults_does_not_rename():
     )
 
 
-@pytest.mark.parametrize(
+@each(
     "changes",
     [
         {"tiling.stride": 8},
-        {"tiling": Grid(size=16, stride=4, dense=True, worst=5, object=0.3)},
+        {"tiling": Grid(size=16, stride=4, top_patches=5, min_foreground=0.3)},
         {"tiling": "whole"},
-        {"memory.reach": 3},
-        {"memory": {"keep": 0.1, "choose": "coreset", "standardise": True, "k": 3, "metric": "l2"}},
+        {"memory.neighbourhood": 3},
+        {"memory": {"sampling_ratio": 0.1, "sampling": "coreset", "standardise": True, "k": 3, "metric": "l2"}},
         {"features": "pixels"},
         {"features": "both", "memory.standardise": True},
         {"automatic": []},
     ],
-    ids=str,
 )
-@pytest.mark.parametrize("base", [PATCHES, INSPECT], ids=["patches", "inspect"])
+@each("base", [PATCHES, INSPECT])
 def test_ways_of_looking_share_a_training(changes, base):
     changed = change(base, changes)
     assert digest(changed) == digest(base)
     assert through_json(changed) == changed
 
 
-@pytest.mark.parametrize(
+@each(
     "changes",
     [
-        {"conditioning.light": "local"},
+        {"conditioning.illumination": "local"},
         {"conditioning.foreground.method": "otsu"},
         {"conditioning.align": True, "conditioning.foreground.method": "otsu"},
         {"training.reuse": 3},
         {"training.stratified": False},
-        {"views.fore": 0.5},
+        {"views.min_foreground": 0.5},
         {"outliers.strength": 0.5},
         {"size": 128},
     ],
-    ids=str,
 )
 def test_light_pose_and_outliers_of_patches_rename_it(changes):
     assert digest(change(PATCHES, changes)) != digest(PATCHES)
 
 
 def test_features_of_two_kinds_need_one_scale():
-    with pytest.raises(FirmError, match=r"features=both adds scores of different scales; set memory\.standardise=true"):
+    with pytest.raises(SettingError, match=r"features=both.* memory\.standardise"):
         change(PATCHES, {"features": "both"})
     assert change(PATCHES, {"features": "both", "memory.standardise": True}).features == "both"
 
@@ -470,53 +459,6 @@ def test_what_else_decides_a_training_is_part_of_its_name():
     assert len(names) == 4
 
 
-# --- experiments and tables ---
-
-
-def test_an_experiment_is_named_by_all_that_made_it():
-    one = Experiment(data="cifar10:bird", recipe=FAST, seed=0)
-    assert one.name.startswith("cifar10-bird-firm-0-")
-    others = [
-        Experiment(data="cifar10:dog", recipe=FAST, seed=0),
-        Experiment(data="cifar10:bird", recipe=PAPER, seed=0),
-        Experiment(data="cifar10:bird", recipe=FAST, seed=1),
-        Experiment(data="cifar10:bird", recipe=FAST, seed=0, probes=3),
-        Experiment(data="cifar10:bird", recipe=FAST, seed=0, test_images=100),
-    ]
-    assert len({one.name, *(other.name for other in others)}) == 6
-    assert Experiment(data="cifar10:bird", recipe=change(FAST, {"score": "kde"}), seed=0).name == one.name
-
-
-@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-@pytest.mark.parametrize("scale", SCALES)
-def test_a_plan_is_every_row_on_every_data_set_seed_by_seed(table, scale):
-    experiments = plan(table, scale, [0, 1])
-    assert len(experiments) == 2 * len(table.rows) * len(table.data)
-    assert len({one.name for one in experiments}) == len(experiments)
-    cells = [(seed, data, row) for seed in (0, 1) for data in table.data for row in table.rows.values()]
-    for (seed, data, row), one in zip(cells, experiments, strict=True):
-        assert (one.seed, one.data) == (seed, data)
-        assert one == experiment(data, row, scale, seed)
-        assert change(one.recipe, row) == one.recipe
-
-
-def test_rows_of_a_table_differ_in_nothing_but_their_changes():
-    for one, other in zip(plan(TABLES["objectives"], "short", [0]), POSITIVES, strict=False):
-        assert one.recipe.positives == other
-        assert change(one.recipe, {"positives": "firm"}) == experiment(one.data, {}, "short", 0).recipe
-
-
-def test_only_the_paper_scale_is_the_papers_protocol():
-    paper = experiment("cifar10:bird", {}, "paper", 0)
-    assert (paper.recipe, paper.probes, paper.test_images) == (PAPER, 200, 0)
-    for scale in ("smoke", "short"):
-        reduced = experiment("cifar10:bird", {}, scale, 0)
-        assert reduced.recipe.training.epochs < PAPER.training.epochs
-        assert reduced.test_images > 0
-    with pytest.raises(FirmError, match="no scale 'long'; use one of smoke, short, paper"):
-        experiment("cifar10:bird", {}, "long", 0)
-
-
 def test_changes_are_judged_together_in_no_order():
     start = change(PAPER, {"outliers": "exposure"})
     both = {"positives": "rot-supcon", "outliers": "rotations"}
@@ -527,5 +469,5 @@ def test_changes_are_judged_together_in_no_order():
 
 
 def test_a_member_of_another_family_is_refused():
-    with pytest.raises(FirmError, match="outliers is Knn"):
+    with pytest.raises(SettingError, match="outliers is Knn"):
         change(PAPER, {"outliers": Knn()})

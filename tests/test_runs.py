@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +18,24 @@ import pytest
 import torch
 from PIL import Image
 
+import drawings
 import firm
-from firm.fitting import as_data, preprocessing_of
-from firm.model_folder import read_model
-from firm.recipes.presets import PARTS
+from commands import run
+from firm.detector.fit import as_data
+from firm.detector.model_folder import read_model
+from firm.detector.prepare import prepare
+from firm.errors import MachineError, ModelFileError, SettingError
+from firm.images.preprocess import Preprocessing
+from firm.networks.heads import Encoder, Head
+from firm.outliers.registry import Rotations
+from firm.recipes.presets import INSPECT, PARTS
 from firm.recipes.recipe import change
-from firm.runs import CHECKPOINT, HISTORY, Run
-from firm.storage import load_tensors
-from firm.training import Task
-from firm.types import FirmError
+from firm.runtime.files import load_tensors
+from firm.training.batches import ImageTask
+from firm.training.loop import Training
+from firm.training.methods import Contrastive
+from firm.training.runs import CHECKPOINT, HISTORY, Run
+from firm.views.registry import SimCLR
 
 SETTINGS = {
     "encoder.width": 8,
@@ -61,8 +71,8 @@ def command(parts: Path, out: Path) -> list[str]:
 
 
 def finish(parts: Path, out: Path) -> dict[str, torch.Tensor]:
-    done = subprocess.run(command(parts, out), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run(*command(parts, out)[3:])  # within this process: an interpreter and torch take seconds
+    assert done.code == 0, done.err
     return read_model(out)[0]
 
 
@@ -99,43 +109,67 @@ def assert_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor])
         assert torch.equal(ours[name], theirs[name]), name
 
 
-def test_killed_at_random_points_ends_bit_equal(parts: Path, whole: dict, tmp_path: Path) -> None:
-    out = tmp_path / "model.firm"
-    chance = random.Random(7)
-    for floor in (10, 40):
-        process = start_until(parts, out, floor)
-        time.sleep(chance.uniform(0, 0.15))
-        process.kill()
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL, "it ended before it could be killed"
+def test_a_training_that_is_killed_stopped_and_out_of_disk_ends_bit_equal(
+    parts: Path, whole: dict, tmp_path: Path
+) -> None:
+    """One training, interrupted in every way, each time by another process."""
+    out, folder = tmp_path / "model.firm", tmp_path / "model.firm.run"
+    killed(parts, out, 10)
+    before = (folder / CHECKPOINT).read_bytes()
+    done = subprocess.run(
+        command(parts, out), capture_output=True, text=True, check=False, preexec_fn=confined(len(before) - 100)
+    )
+    assert done.returncode == 2, done.stderr
+    assert "cannot write" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (folder / CHECKPOINT).read_bytes() == before
+    for kind, code, step in ((signal.SIGTERM, 143, 20), (signal.SIGINT, 130, 35)):
+        process = start_until(parts, out, step)
+        process.send_signal(kind)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == code, errors
+        assert "run the same command again" in errors
+        assert (folder / CHECKPOINT).exists()
+        assert not out.exists()
+    killed(parts, out, 50)
     assert_equal(finish(parts, out), whole)
-    steps = [json.loads(line)["step"] for line in (tmp_path / "model.firm.run" / HISTORY).read_text().splitlines()]
+    steps = [json.loads(line)["step"] for line in (folder / HISTORY).read_text().splitlines()]
     assert steps == sorted(set(steps))  # no step logged twice, none missing its place
-    assert not (tmp_path / "model.firm.run" / CHECKPOINT).exists()
+    assert not (folder / CHECKPOINT).exists()
 
 
-PATCHES = """
-import sys
-from pathlib import Path
-import torch
-import drawings
-from firm.fitting import as_data
-from firm.fitting import task_of
-from firm.recipes.presets import INSPECT
-from firm.recipes.recipe import change
-from firm.runs import Run
+def killed(parts: Path, out: Path, step: int) -> None:
+    process = start_until(parts, out, step)
+    time.sleep(random.Random(step).uniform(0, 0.15))
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL, "it ended before it could be killed"
 
-torch.set_num_threads(1)
-recipe = change(INSPECT, {
-    "encoder.width": 8, "encoder.head.hidden": (16,), "encoder.head.out": 8, "size": 48, "views.sizes": (16,),
-    "training.epochs": 20, "training.batch": 8, "training.reuse": 4, "automatic": (),
-    "conditioning.light": "median", "conditioning.foreground.method": "otsu",
-})
-task = task_of(recipe, as_data(drawings.screws(12, side=48).images), seed=0)
-assert task.replay is not None
-for _ in Run(recipe, task, folder=Path(sys.argv[1]), checkpoint_seconds=0, log_every=1):
-    pass
-"""
+
+def confined(limit: int) -> Callable[[], None]:
+    """No file may grow beyond a little less than a checkpoint: the real write fails half-way."""
+
+    def confine() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    return confine
+
+
+def train_patches(folder: Path) -> None:
+    """A training on patches whose outliers are used again."""
+    torch.set_num_threads(1)
+    changes = {
+        "encoder.width": 8, "encoder.head.hidden": (16,), "encoder.head.out": 8, "size": 48, "views.sizes": (16,),
+        "training.epochs": 20, "training.batch": 8, "training.reuse": 4, "automatic": (),
+        "conditioning.illumination": "median", "conditioning.foreground.method": "otsu",
+    }  # fmt: skip
+    images = as_data(drawings.screws(12, side=48).images)
+    prepared = prepare(change(INSPECT, changes), images, torch.arange(12), seed=0)
+    assert isinstance(prepared.task, ImageTask)
+    assert prepared.task.buffer is not None
+    for _ in prepared.run(folder=folder, checkpoint_seconds=0, log_every=1):
+        pass
 
 
 def test_a_training_on_patches_with_outliers_used_again_ends_bit_equal(tmp_path: Path) -> None:
@@ -143,16 +177,14 @@ def test_a_training_on_patches_with_outliers_used_again_ends_bit_equal(tmp_path:
     paths = os.pathsep.join([str(Path(firm.__file__).parents[1]), str(Path(__file__).parent)])
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
 
-    def arguments(name: str) -> list[str]:
-        return [sys.executable, "-c", PATCHES, str(tmp_path / name)]
-
-    process = started(arguments("parts"), tmp_path / "parts" / HISTORY, 17, environment)
+    program = "import sys; from pathlib import Path; import test_runs; test_runs.train_patches(Path(sys.argv[1]))"
+    arguments = [sys.executable, "-c", program, str(tmp_path / "parts")]
+    process = started(arguments, tmp_path / "parts" / HISTORY, 17, environment)
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL, "it ended before it could be killed"
     for name in ("parts", "whole"):
-        done = subprocess.run(arguments(name), capture_output=True, text=True, check=False, env=environment)
-        assert done.returncode == 0, done.stderr
+        train_patches(tmp_path / name)
     (ours, card), (theirs, _) = (
         load_tensors(tmp_path / name / CHECKPOINT, kind="checkpoint", schema=1) for name in ("parts", "whole")
     )
@@ -160,56 +192,49 @@ def test_a_training_on_patches_with_outliers_used_again_ends_bit_equal(tmp_path:
     assert_equal(ours, theirs)
 
 
-def test_asked_to_stop_it_checkpoints_and_says_so(parts: Path, whole: dict, tmp_path: Path) -> None:
-    out = tmp_path / "model.firm"
-    for kind, code, step in ((signal.SIGTERM, 143, 20), (signal.SIGINT, 130, 40)):
-        process = start_until(parts, out, step)
-        process.send_signal(kind)
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == code, errors
-        assert "run the same command again" in errors
-        assert (tmp_path / "model.firm.run" / CHECKPOINT).exists()
-        assert not out.exists()
-    assert_equal(finish(parts, out), whole)
-
-
-def small_task(images: torch.Tensor) -> tuple[object, Task]:
-    recipe = change(PARTS, SETTINGS | {"training.epochs": 1})
-    preprocessing = preprocessing_of(recipe, as_data(images))
-    task = Task(images, preprocessing, recipe.outliers, recipe.views, recipe.positives, recipe.training, 0)
-    return recipe, task
+def small_run(folder: Path | None, *, digest: str = "one training", log_every: int = 1) -> Run:
+    training = Training(epochs=1, batch=8, lr=0.05)
+    task = ImageTask(noise(0), Preprocessing(16), Rotations(), SimCLR(), training, 0)
+    network = task.network(Encoder(width=8, head=Head(hidden=(16,), out=8)))
+    return Run(task, Contrastive(), network, digest=digest, folder=folder, log_every=log_every)
 
 
 def noise(seed: int, n: int = 12) -> torch.Tensor:
     return torch.randint(0, 256, (n, 3, 16, 16), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
 
 
-def test_other_images_or_settings_are_refused(tmp_path: Path) -> None:
-    recipe, task = small_task(noise(0))
-    run = Run(recipe, task, folder=tmp_path)
+def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
+    run = small_run(tmp_path)
     next(iter(run))
     run.save()
-    other_recipe, other = small_task(noise(1))
-    with pytest.raises(FirmError, match="other settings or images"):
-        Run(other_recipe, other, folder=tmp_path)
-    with pytest.raises(FirmError, match="other settings or images"):
-        Run(change(recipe, {"training.lr": 0.5}), task, folder=tmp_path)
+    with pytest.raises(ModelFileError, match=str(tmp_path)):
+        small_run(tmp_path, digest="another training")
+
+
+def test_a_training_is_named_by_its_recipe_seed_and_images() -> None:
+    def name(images: torch.Tensor, *, seed: int = 0, **changes: object) -> str:
+        recipe = change(PARTS, SETTINGS | changes)
+        return prepare(recipe, as_data(images), torch.arange(len(images)), seed=seed).run().digest
+
+    one = name(noise(0))
+    assert one == name(noise(0), **{"score": "s_con", "features": "pixels"})  # what costs no training
+    others = [name(noise(1)), name(noise(0), seed=1), name(noise(0), **{"training.lr": 0.5})]
+    others += [name(noise(0), positives="supcon"), name(noise(0), zoom=1.5)]
+    assert len({one, *others}) == 6
 
 
 def test_a_cut_history_line_is_dropped(tmp_path: Path) -> None:
-    recipe, task = small_task(noise(0))
-    for _ in (run := Run(recipe, task, folder=tmp_path, log_every=1)):
+    for _ in (run := small_run(tmp_path)):
         pass
     before = [line["step"] for line in run.history.lines]
     with (tmp_path / HISTORY).open("a") as file:
         file.write('{"step": 99, "lo')
-    again = Run(recipe, task, folder=tmp_path, log_every=1)
-    assert [line["step"] for line in again.history.lines] == before == list(range(1, task.steps + 1))
+    again = small_run(tmp_path)
+    assert [line["step"] for line in again.history.lines] == before == list(range(1, run.state.step + 1))
 
 
 def test_a_failed_checkpoint_leaves_the_last_good_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe, task = small_task(noise(0))
-    run = Run(recipe, task, folder=tmp_path)
+    run = small_run(tmp_path)
     steps = iter(run)
     next(steps)
     run.save()
@@ -223,46 +248,22 @@ def test_a_failed_checkpoint_leaves_the_last_good_one(tmp_path: Path, monkeypatc
         replace(source, target)
 
     monkeypatch.setattr("os.replace", full)
-    with pytest.raises(FirmError, match=r"checkpoint\.safetensors: No space left on device; free some space; the file"):
+    with pytest.raises(MachineError, match=rf"{CHECKPOINT}.*No space left"):
         run.save()
     monkeypatch.undo()
     assert (tmp_path / CHECKPOINT).read_bytes() == good
     assert not list(tmp_path.glob(".checkpoint*"))
-    assert Run(recipe, task, folder=tmp_path).resumed_at == 1
-
-
-def test_a_full_disk_is_a_sentence_and_costs_only_the_last_part(parts: Path, whole: dict, tmp_path: Path) -> None:
-    """No file may grow beyond a little less than a checkpoint: the real write fails half-way."""
-    out = tmp_path / "model.firm"
-    process = start_until(parts, out, 20)
-    process.kill()
-    process.communicate()
-    folder = tmp_path / "model.firm.run"
-    before = (folder / CHECKPOINT).read_bytes()
-    limit = len(before) - 100
-
-    def confine() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-
-    done = subprocess.run(command(parts, out), capture_output=True, text=True, check=False, preexec_fn=confine)
-    assert done.returncode == 2, done.stderr
-    assert "cannot write" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert (folder / CHECKPOINT).read_bytes() == before
-    assert_equal(finish(parts, out), whole)
+    assert small_run(tmp_path).resumed_at == 1
 
 
 def test_what_a_killed_process_left_half_written_is_swept(tmp_path: Path) -> None:
-    recipe, task = small_task(noise(0))
     (tmp_path / f".{CHECKPOINT}.abc123").write_bytes(b"half")
-    Run(recipe, task, folder=tmp_path)
+    small_run(tmp_path)
     assert not list(tmp_path.glob(".checkpoint*"))
 
 
 def test_the_history_reports_the_three_properties(tmp_path: Path) -> None:
-    recipe, task = small_task(noise(0))
-    for _ in (run := Run(recipe, task, folder=tmp_path, log_every=1)):
+    for _ in (run := small_run(tmp_path)):
         pass
     line = run.history.lines[-1]
     assert {"loss", "lr", "epoch", "compactness", "margin", "outlier_spread", "collapsed"} <= line.keys()
@@ -270,8 +271,7 @@ def test_the_history_reports_the_three_properties(tmp_path: Path) -> None:
 
 
 def test_collapse_is_detected(tmp_path: Path) -> None:
-    recipe, task = small_task(noise(0))
-    run = Run(recipe, task, folder=tmp_path, log_every=1)
+    run = small_run(tmp_path)
     with torch.no_grad():
         last = run.state.network.head[-1]
         last.weight.zero_()  # every image is mapped to one point
@@ -280,9 +280,8 @@ def test_collapse_is_detected(tmp_path: Path) -> None:
 
 
 def test_a_diverged_loss_is_a_sentence(tmp_path: Path) -> None:
-    recipe, task = small_task(noise(0))
-    run = Run(recipe, task, folder=tmp_path, log_every=1)
+    run = small_run(tmp_path)
     with torch.no_grad():
         run.state.network.head[-1].weight.fill_(torch.nan)
-    with pytest.raises(FirmError, match=r"loss is nan at step 1; lower training\.lr"):
+    with pytest.raises(SettingError, match=r"nan at step 1.*training\.lr"):
         next(iter(run))

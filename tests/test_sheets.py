@@ -1,16 +1,17 @@
-"""The contact sheet of outliers: a row per source and kind, and an outline exactly where pixels were altered."""
+"""Sheets of pictures: outliers outlined exactly where they were altered, masks with a dim background."""
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
 
 import contracts
-from firm.images import decode
-from firm.outliers import CutPaste, Donor, Rotations
-from firm.report import contact
-from firm.report.contact import draw_contact
-from firm.types import FirmError, Outliers
+from firm.errors import SettingError
+from firm.images.decode import decode
+from firm.images.foreground import RULES, Rule
+from firm.outliers.registry import CutPaste, PerlinBlend, Rotations
+from firm.report import sheets
+from firm.report.sheets import DIMMED, IGNORED, draw_masks, draw_outliers, masked
+from firm.types import Outliers
 
 
 def made_of(group, where=None, channels=3, side=24):
@@ -20,7 +21,7 @@ def made_of(group, where=None, channels=3, side=24):
 
 def outlined(path):
     """Which pixels of the sheet have the colour of the outline."""
-    colour = np.array([int(contact.OUTLINE[i : i + 2], 16) for i in (1, 3, 5)])
+    colour = np.array([int(sheets.ALTERED_LINE[i : i + 2], 16) for i in (1, 3, 5)])
     return (np.abs(decode(path).astype(int) - colour) < 40).all(2)
 
 
@@ -28,11 +29,11 @@ def outlined(path):
 def sheet(tmp_path, monkeypatch):
     """Draw a sheet and say what its panels hold: title, label, picture and outline of each."""
     figures = []
-    close = plt.close
-    monkeypatch.setattr(contact.plt, "close", lambda figure: figures.append(figure) or close(figure))
+    save = sheets.save_figure
+    monkeypatch.setattr(sheets, "save_figure", lambda figure, path: figures.append(figure) or save(figure, path))
 
     def draw(originals, outliers, title="outliers"):
-        draw_contact(originals, outliers, tmp_path / "sheet.png", title)
+        draw_outliers(originals, outliers, tmp_path / "sheet.png", title)
         return figures[-1]
 
     return draw
@@ -51,8 +52,8 @@ def pictures(line):
 
 def test_each_example_is_shown_before_after_and_outlined(sheet, tmp_path):
     inliers = contracts.images_of(2, 3, 32)
-    made = Donor()(inliers, rng=contracts.generator())
-    figure = sheet(inliers, {"donor": made}, title="two parts")
+    made = PerlinBlend()(inliers, rng=contracts.generator())
+    figure = sheet(inliers, {"perlin-blend": made}, title="two parts")
     (line,) = rows_of(figure)
     assert len(line) == 6
     for i in range(2):
@@ -64,7 +65,6 @@ def test_each_example_is_shown_before_after_and_outlined(sheet, tmp_path):
     assert figure.get_suptitle() == "two parts"
     assert [place.get_title() for place in line] == ["original", "outlier", "altered"] * 2
     assert decode(tmp_path / "sheet.png").shape[2] == 3
-    assert not plt.get_fignums()
 
 
 def test_kinds_have_rows_of_their_own_with_at_most_four_examples(sheet):
@@ -108,7 +108,7 @@ def test_nothing_is_outlined_where_nothing_was_altered(sheet, tmp_path):
 def test_grey_and_oblong_images_are_drawn_too(sheet):
     inliers = contracts.images_of(3, 1, 20, 40)
     outliers = {
-        "donor": Donor()(inliers, rng=contracts.generator()),
+        "perlin-blend": PerlinBlend()(inliers, rng=contracts.generator()),
         "cutpaste": CutPaste()(inliers, rng=contracts.generator()),
     }
     lines = rows_of(sheet(inliers, outliers))
@@ -124,7 +124,51 @@ def test_a_source_may_colour_grey_images(sheet):
 
 
 def test_a_sheet_of_nothing_is_refused(tmp_path):
-    for empty in ({}, {"donor": made_of([])}):
-        with pytest.raises(FirmError, match="a contact sheet needs at least one outlier"):
-            draw_contact(contracts.images_of(1), empty, tmp_path / "sheet.png", "none")
+    for empty in ({}, {"perlin-blend": made_of([])}):
+        with pytest.raises(SettingError):
+            draw_outliers(contracts.images_of(1), empty, tmp_path / "sheet.png", "none")
     assert not (tmp_path / "sheet.png").exists()
+
+
+# masks
+
+
+@pytest.mark.parametrize(("count", "channels", "shown"), [(1, 1, 1), (30, 3, 12)])
+def test_masks_are_drawn_of_up_to_twelve_images(tmp_path, monkeypatch, count, channels, shown):
+    drawn = []
+    monkeypatch.setattr(sheets, "masked", lambda image, *_: drawn.append(image) or masked(image, *_))
+    images, path = contracts.images_of(count, channels, 24, 20), tmp_path / "new" / "masks.png"
+    draw_masks(images, images[:, 0] > 128, Rule(method="otsu"), path, "noise")
+    assert len(drawn) == shown
+    assert torch.equal(drawn[-1], images[-1])  # to the last of all
+    assert [file.name for file in path.parent.iterdir()] == ["masks.png"]
+    assert decode(path).std() > 10
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_background_is_dimmed_and_ignored_pixels_are_red(channels):
+    image = contracts.images_of(1, channels, 8, 6)[0]
+    mask, ignored = np.zeros((2, 8, 6), bool)
+    mask[2:5, 1:4], ignored[6, 5] = True, True
+    pixels = image.expand(3, -1, -1).permute(1, 2, 0).numpy()
+    shown = masked(image, mask, ignored)
+    np.testing.assert_array_equal(shown[mask], pixels[mask])
+    np.testing.assert_array_equal(shown[0, 0], (pixels[0, 0] * DIMMED).astype(np.uint8))
+    np.testing.assert_array_equal(shown[6, 5], ((pixels[6, 5] * DIMMED).astype(np.uint8) + np.array(IGNORED)) // 2)
+
+
+def test_the_heading_names_the_rule_and_the_fraction(tmp_path, monkeypatch):
+    titles = []
+    monkeypatch.setattr("matplotlib.figure.Figure.suptitle", lambda figure, text, **_: titles.append(text))
+    images, masks = contracts.images_of(4, 3, 16), torch.zeros(4, 16, 16, dtype=torch.bool)
+    masks[0] = True
+    draw_masks(images, masks, RULES["mpdd"]["tubes"], tmp_path / "a.png", "tubes")
+    draw_masks(images, masks, Rule(), tmp_path / "b.png", "cloth")
+    for title, words in zip(titles, (("tubes", "otsu", "blue", "25.0%"), ("cloth", "25.0%")), strict=True):
+        assert all(word in title for word in words)
+
+
+def test_a_sheet_of_no_masks_is_refused(tmp_path):
+    with pytest.raises(SettingError):
+        draw_masks(contracts.images_of(0), torch.zeros(0, 16, 16, dtype=torch.bool), Rule(), tmp_path / "a.png", "none")
+    assert not (tmp_path / "a.png").exists()

@@ -1,21 +1,18 @@
-"""The light views: translation against plain loops, its range and evenness, and what every view keeps."""
+"""Translation views against plain loops, their range and evenness."""
 
-import json
 import math
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import contracts
-from firm.colour import Jitter, jittered
-from firm.images import resize
-from firm.recipes.recipe import change, digest, from_json, to_json
-from firm.types import FirmError, Focus
-from firm.views import VIEWS, Shift
-from firm.views.shift import moved
+from firm.images.colour import Jitter, jittered
+from firm.images.preprocess import resize
+from firm.types import Focus
+from firm.views.registry import VIEWS, Translation
+from firm.views.simclr import moved
 
 STILL = Jitter(brightness=0, contrast=0, saturation=0, hue=0)
 
@@ -55,7 +52,9 @@ def seen_parts(translate, n=3000, size=20):
     """By what part of the side each view moved: a ramp inside a white image tells its own place."""
     ramp = torch.arange(size, dtype=torch.float32).mul(4).to(torch.uint8)
     images = torch.stack([ramp[:, None].expand(-1, size), ramp[None].expand(size, -1), ramp.new_zeros(size, size)])
-    views = Shift(translate=translate, jitter=STILL)(images.expand(n, -1, -1, -1), size, rng=contracts.generator())
+    views = Translation(translate=translate, jitter=STILL)(
+        images.expand(n, -1, -1, -1), size, rng=contracts.generator()
+    )
     middle = size // 2
     for view in views:
         value = view[:, :2, middle, middle] * 255 / 4
@@ -79,10 +78,10 @@ def test_translation_comes_in_parts_of_the_side():
 
 def test_images_of_another_size_are_resized():
     images = contracts.images_of(3, 3, 20, 30)
-    first, _ = Shift(translate=0.0, jitter=STILL)(images, 16, rng=contracts.generator())
+    first, _ = Translation(translate=0.0, jitter=STILL)(images, 16, rng=contracts.generator())
     torch.testing.assert_close(first, resize(images, 16).float() / 255, rtol=0, atol=1e-5)
     images = contracts.images_of(3, 3, 16)
-    for view in Shift(translate=0.0, jitter=STILL)(images, 16, rng=contracts.generator()):
+    for view in Translation(translate=0.0, jitter=STILL)(images, 16, rng=contracts.generator()):
         torch.testing.assert_close(view, images.float() / 255, rtol=0, atol=1e-5)
 
 
@@ -91,40 +90,20 @@ def test_colour_changes_after_the_translation():
     rng = contracts.generator(3)
     part = 0.1 * (2 * torch.rand(8, 2, generator=rng) - 1)
     twice = torch.cat([images, images]).float() / 255
-    expected = jittered(moved(twice, part), VIEWS["shift"].jitter, rng=rng)
-    found = torch.cat(VIEWS["shift"](images, 12, rng=contracts.generator(3)))
+    expected = jittered(moved(twice, part), VIEWS["translation"].jitter, rng=rng)
+    found = torch.cat(VIEWS["translation"](images, 12, rng=contracts.generator(3)))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
 def test_the_focus_changes_nothing():
     images = contracts.images_of(3, 3, 12)
     mask = torch.ones(3, 12, 12, dtype=torch.bool)
-    with_focus = Shift()(images, 12, rng=contracts.generator(), focus=Focus(mask, mask))
-    without = Shift()(images, 12, rng=contracts.generator())
+    with_focus = Translation()(images, 12, rng=contracts.generator(), focus=Focus(mask, mask))
+    without = Translation()(images, 12, rng=contracts.generator())
     assert torch.equal(with_focus[0], without[0])
     assert torch.equal(with_focus[1], without[1])
 
 
-@pytest.mark.parametrize(("channels", "height", "size"), [(3, 16, 16), (1, 14, 16), (3, 20, 12)])
-def test_shift_keeps_the_contract_of_views(channels, height, size):
-    contracts.check_views(Shift(), contracts.images_of(6, channels, height), size)
-
-
 def test_the_authors_values_are_the_default():
     light = Jitter(brightness=0.1, contrast=0.1, saturation=0.1, hue=0.1, probability=1.0)
-    assert VIEWS["shift"] == Shift() == Shift(translate=0.1, jitter=light)
-
-
-def test_recipes_with_shifts_come_back_from_json():
-    for changes in ({"views": "shift"}, {"views": "shift", "views.translate": 0.2, "views.jitter.hue": 0.0}):
-        recipe = change(from_json({}), changes)
-        again = from_json(json.loads(json.dumps(to_json(recipe))))
-        assert again == recipe
-        assert digest(again) == digest(recipe)
-    assert recipe.views.jitter == Jitter(brightness=0.1, contrast=0.1, saturation=0.1, hue=0.0)
-
-
-def test_impossible_settings_are_named():
-    for wrong in (-0.1, 1.0, float("nan")):
-        with pytest.raises(FirmError, match=r"views\.translate is .*; it must lie in 0\.\.1"):
-            Shift(translate=wrong)
+    assert VIEWS["translation"] == Translation() == Translation(translate=0.1, jitter=light)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from firm.types import FirmError
-from firm.verdicts import Region, Verdict, regions_of
+from firm.decision.verdict import Region, Verdict, regions_of
+from firm.errors import ModelFileError
 
 
 def flooded(heat, threshold):
@@ -86,7 +86,7 @@ def test_a_speck_is_kept():
 
 
 def test_a_map_that_is_not_finite_is_refused():
-    with pytest.raises(FirmError, match="not finite"):
+    with pytest.raises(ModelFileError, match="not finite"):
         regions_of(torch.full((2, 2), float("nan")), 0.0, 4, 4)
 
 

@@ -9,14 +9,15 @@ import torch
 import contracts
 import drawings
 from firm import Detector
-from firm.adaptor import cell_features
-from firm.backbones import FACTS, WAVELETS, architecture, installed, load_backbone, rebuild
-from firm.backbones.wavelets import CELL, FAINT, FIRST, LEVELS, LOW, SECOND, Wavelets
-from firm.choosing import AROUND, choose
-from firm.cli.learning import preset_with
+from firm.detector.tune import SURROUNDINGS, choose
+from firm.errors import ModelFileError
+from firm.networks.backbone import architecture
+from firm.networks.wavelets import CELL, FAINT, FIRST, LEVELS, LOW, SECOND, Wavelets
+from firm.networks.weights import FACTS, WAVELETS, installed, load_backbone, rebuild
 from firm.recipes.presets import recipe
-from firm.tiling import Grid
-from firm.types import FirmError, OneClass
+from firm.scoring.patch_features import cell_features
+from firm.scoring.patch_grid import Grid
+from firm.types import OneClass
 
 ENERGY, BRIGHT, DARK = slice(0, FIRST), slice(FIRST, 2 * FIRST), slice(2 * FIRST, 3 * FIRST)
 
@@ -77,10 +78,9 @@ def test_energies_and_lines_are_those_of_plain_loops():
         np.testing.assert_allclose(found[part, row, column].numpy(), np.log(expected + FAINT), atol=1e-4)
 
 
-@pytest.mark.parametrize("number", range(FIRST))
-def test_stripes_are_found_by_the_filter_that_lies_like_them(number):
-    energy = middle(finished(stripes(math.pi * number / FIRST))[0])[ENERGY]
-    assert int(energy.argmax()) == number
+def test_stripes_are_found_by_the_filter_of_their_orientation():
+    energies = [middle(finished(stripes(math.pi * number / FIRST))[0])[ENERGY] for number in range(FIRST)]
+    assert [int(energy.argmax()) for energy in energies] == list(range(FIRST))
 
 
 def test_twice_the_contrast_is_one_step_in_all_energies():
@@ -149,17 +149,8 @@ def test_it_needs_no_file_and_comes_back_from_what_was_stored():
 def test_detectors_of_wavelets_whose_logarithms_came_first_are_refused():
     backbone = load_backbone(WAVELETS)
     tensors = {name: value for name, value in backbone.state_dict().items() if "faint" not in name}
-    with pytest.raises(FirmError, match="faint"):
+    with pytest.raises(ModelFileError, match="faint"):
         rebuild(architecture(backbone), tensors)
-
-
-def test_the_settings_start_where_the_backbone_wants_them():
-    assert (preset_with(None), preset_with("efficientnet-lite0"), preset_with(WAVELETS)) == (
-        None,
-        "adapted",
-        "wavelets",
-    )
-    assert recipe("wavelets").pretrained.name == WAVELETS
 
 
 def small(changes=None):
@@ -178,16 +169,22 @@ def test_a_detector_tells_bad_from_good_and_decides_the_same_when_loaded(tmp_pat
     assert torch.equal(Detector.load(tmp_path / "a.firm").score(bad), detector.score(bad))
 
 
-def test_the_trial_looks_as_the_detector_will(monkeypatch):
-    """What lies around counts in a trial where the fit would count it: compared everywhere, and left to be chosen."""
+def test_a_trial_scores_as_the_detector_will(monkeypatch):
+    """The surroundings count in a trial where the fit would count them: compared anywhere, and chosen automatically."""
     grids = []
     monkeypatch.setattr(
-        "firm.localiser.Grid.surrounding", lambda grid, scores: grids.append(grid.around) or torch.zeros_like(scores)
+        "firm.scoring.models.Grid.surrounding",
+        lambda grid, scores: grids.append(grid.surroundings) or torch.zeros_like(scores),
     )
     images = (noise(12, 64) * 255).byte()
     data = OneClass("images", images, images[:0], torch.zeros(0, dtype=torch.bool), 64)
-    changes = {"conditioning.foreground.method": "ones", "size": 64, "pretrained.margin": 0, "automatic": ["reach"]}
+    changes = {
+        "conditioning.foreground.method": "ones",
+        "size": 64,
+        "pretrained.margin": 0,
+        "automatic": ["neighbourhood"],
+    }
     asked = small(changes)
-    chosen = choose(asked, data, seed=0)
-    assert grids == [AROUND]  # of the two reaches that were tried one is everywhere
-    assert chosen.tiling.around == (AROUND if chosen.memory.reach < 0 else 0.0)
+    chosen = choose(asked, data, torch.arange(12), seed=0, backbone=load_backbone(WAVELETS)).recipe
+    assert grids == [SURROUNDINGS]  # one of the two neighbourhoods that were tried is the whole image
+    assert chosen.tiling.surroundings == (SURROUNDINGS if chosen.memory.neighbourhood < 0 else 0.0)

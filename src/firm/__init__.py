@@ -1,48 +1,56 @@
 """FIRM: visual anomaly detection from good images alone. Higher scores are more anomalous, everywhere.
 
-The map in flow order:
+The map. A folder is a stage of the flow; a module imports only from stages above its own (a test reads this list):
 
-    data         images in: CIFAR-10/100, Fashion-MNIST, Cats-vs-Dogs, MVTec-AD and its like, folders, drawn parts
-    foreground   where the object is;             conditioning  one light and one pose
-    outliers     inliers -> synthetic outliers;   views         one image -> a positive pair, whole or of patches
-    replay       outliers used several times;     batching      all of it -> Batch
-    encoder      ResNet-18 and head;              objective     four positive sets, one loss
-    training     the loop;                        memory        nearest neighbours
-    scores       s_con, s_shift, s_ens and more;  tiling        images -> patches, their scores -> heat map
-    bank         normal patches;                  localiser     patches of an image compared with them
-    recipes      settings as values;              fitting       settings x images;   runs  a training's folder, resume
-    calibration  thresholds and promises;         verdicts      PASS, REVIEW, FAIL, and where
-    drift        has a batch moved as a whole;    leaks         copies of what was learnt
-    watching     images decided as they appear
-    examples     pictures of good parts;          model_folder  a detector on disk;   restoring  built again from it
-    metrics      of images;                       localisation  of pixels
-    choosing     settings by good images;         preferring    features by spared ones
-    foretelling  what a fit will take;            doubting      of good images
-    detector     fit, score, locate, inspect;     explaining    the good part most like an inspected one
-    progressing  a training watched without defects, and how long it may take
-    evaluate, bench, bench_patches, report, cli
+    errors      what can go wrong, in kinds
+    types       what flows between the stages, and the protocols of the families
+    runtime     random streams, files, feature cache, platform: nothing about images
+    images      one image before any network: decoding, preprocessing, foreground, alignment
+    drawn       the built-in products: parts that are drawn, with their defects
+    data        sets of images: folders, published data sets, duplicates, splits, checks
+    outliers    inliers in, synthetic outliers out
+    views       one image in, a positive pair out
+    networks    encoders, frozen backbones, heads, adaptors
+    training    positive sets, methods, batches, the loop, runs
+    scoring     neighbours, image scores, patch banks, anomaly maps, the two models
+    metrics     AUROC, pixel measures, intervals
+    decision    scores in, PASS, REVIEW or FAIL out
+    recipes     all settings as one value, and the presets
+    detector    fit (the one pipeline), tune, self-check, save, inspect, evaluate
+    report      pages and pictures
+    deploy      a detector on the line
+    research    the paper's experiments, tables and figures
+    cli         the command line
+
+`losses` is a public face: the four losses as modules for anybody's training loop.
 """
-
-from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from firm.data import load as load
-    from firm.detector import Detector as Detector
+    from firm.data.registry import load as load
+    from firm.detector.detector import Detector as Detector
+    from firm.losses import FirmLoss as FirmLoss
+    from firm.losses import NTXentLoss as NTXentLoss
+    from firm.losses import RotSupConLoss as RotSupConLoss
+    from firm.losses import SupConLoss as SupConLoss
     from firm.recipes.presets import recipe as recipe
     from firm.recipes.recipe import Recipe as Recipe
     from firm.recipes.recipe import change as change
 
 __version__ = "0.1.0"
-__all__ = ["Detector", "Recipe", "change", "load", "recipe"]
+__all__ = ["Detector", "FirmLoss", "NTXentLoss", "Recipe", "RotSupConLoss", "SupConLoss", "change", "load", "recipe"]
 
 _HOME = {
-    "Detector": "firm.detector",
+    "Detector": "firm.detector.detector",
+    "FirmLoss": "firm.losses",
+    "NTXentLoss": "firm.losses",
     "Recipe": "firm.recipes.recipe",
+    "RotSupConLoss": "firm.losses",
+    "SupConLoss": "firm.losses",
     "change": "firm.recipes.recipe",
-    "load": "firm.data",
+    "load": "firm.data.registry",
     "recipe": "firm.recipes.presets",
 }
 

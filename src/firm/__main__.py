@@ -1,5 +1,5 @@
 """`python -m firm` is the command line."""
 
-from firm.cli import main
+from firm.cli.app import main
 
 main()

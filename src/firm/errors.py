@@ -1,25 +1,44 @@
-"""What may go wrong and be said in a sentence; free of heavy imports, so that the command line starts at once."""
+"""The kinds of errors; no heavy imports, so that the command line starts fast.
 
-from __future__ import annotations
+Exception
+├── FirmError              one sentence that names the culprit and the fix
+│   ├── SettingError       a setting, option or argument is wrong
+│   ├── DataError          a folder or data set is missing, too small or has another layout
+│   ├── ImageError         one image cannot be used (`.path`)
+│   ├── ModelFileError     a detector, weights, calibration or checkpoint file is missing, damaged or of another kind
+│   └── MachineError       a device, memory, disk, lock or package is not available
+└── Stopped                the process was asked to end by a signal (`.signal`)
+"""
 
 from pathlib import Path
 
 
 class FirmError(Exception):
-    """A failure a person can mend: the message is one sentence naming the culprit and the fix."""
+    """A failure the user can fix; catch this one for all kinds below."""
 
 
-class UnreadableImage(FirmError):
-    """An image that cannot be used; `path` is its file, None where the pixels came without one."""
+class SettingError(FirmError):
+    """A setting, option or argument is wrong."""
+
+
+class DataError(FirmError):
+    """A folder or data set is missing, damaged, too small or has another layout."""
+
+
+class ImageError(FirmError):
+    """One image cannot be used; `path` is its file, if it has one."""
 
     def __init__(self, message: str, path: Path | None = None) -> None:
         super().__init__(message)
         self.path = path
 
 
-def named(path: Path | str) -> str:
-    """A path as a sentence may hold it: on one line and printable, whatever bytes the name is made of."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(path))
+class ModelFileError(FirmError):
+    """A detector, weights, calibration or checkpoint file is missing, damaged, of another kind or not usable."""
+
+
+class MachineError(FirmError):
+    """A device, memory, disk space, a lock, a permission or a package is not available."""
 
 
 class Stopped(Exception):
@@ -28,3 +47,8 @@ class Stopped(Exception):
     def __init__(self, signal: int, message: str) -> None:
         super().__init__(message)
         self.signal = signal
+
+
+def named(path: Path | str) -> str:
+    """A path as printable text on one line."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(path))

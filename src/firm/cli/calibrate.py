@@ -1,4 +1,4 @@
-"""The verb that sets thresholds anew: calibrate."""
+"""The verb that sets thresholds: calibrate."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from firm.cli.inputs import at_most, loaded
-from firm.cli.options import AsJson, Data, Device, Fail, FalseCalls, Model, Strict, Threads
-from firm.cli.terminal import bar, counting, say, settle, show
-from firm.errors import FirmError, named
-
-ENOUGH = 5000  # good images for any threshold; they are held in memory
+from firm.cli.evaluate import loaded
+from firm.cli.options import AsJson, Data, Device, Fail, FalseCalls, Model, Output, Strict, Threads
+from firm.cli.terminal import reporting, say, show, use_device, warn, warn_left_out
+from firm.errors import DataError, SettingError, named
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from firm.images import Preprocessing
+    from firm.images.preprocess import Preprocessing
+
+ENOUGH = 5000  # good images for any threshold; they are held in memory
 
 
 def calibrate(
@@ -25,57 +25,55 @@ def calibrate(
     good: Data,
     false_calls: FalseCalls = 0.05,
     fail: Fail = 0.01,
-    defects: Annotated[Path | None, typer.Option(help="A folder of defective images: what is missed of them.")] = None,
-    misses: Annotated[float | None, typer.Option(help="Wished rate of those defects that do not FAIL.")] = None,
-    fail_at: Annotated[float | None, typer.Option(help="The score above which to FAIL, by hand.")] = None,
-    review_at: Annotated[float | None, typer.Option(help="The score up to which to PASS, by hand.")] = None,
+    defects: Annotated[
+        Path | None, typer.Option(help="A folder of defective images, to count how many are missed.")
+    ] = None,
+    misses: Annotated[float | None, typer.Option(help="Target rate of those defects that do not FAIL.")] = None,
+    fail_at: Annotated[float | None, typer.Option(help="FAIL above this score, instead of a target rate.")] = None,
+    review_at: Annotated[float | None, typer.Option(help="PASS up to this score, instead of a target rate.")] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Where it is written; unless given beside the detector.")
+        Path | None, typer.Option("--out", "-o", help="Where to write; by default beside the detector.")
     ] = None,
     device: Device = "cpu",
     threads: Threads = 0,
     strict: Strict = False,
     as_json: AsJson = False,
+    output: Output = None,
 ) -> None:
-    """Set PASS, REVIEW and FAIL anew on good images that were not learnt from; nothing is trained.
+    """Set the thresholds of PASS, REVIEW and FAIL on new good images, without training.
 
-    calibration.json, in the detector's folder, from then on decides instead of what the fit has set.
+    Writes calibration.json into the detector's folder, which decides from then on.
     """
-    from firm.calibration import Wishes
-    from firm.calibration_file import beside, to_json, write_calibration
-    from firm.detector import Detector
-    from firm.promises import doubts, sentences
+    from firm.data.registry import training_files
+    from firm.decision.calibration import TargetRates, beside, summary_of, to_json, warnings_of, write_calibration
+    from firm.detector.detector import Detector
 
-    settle(device, threads)
-    wishes = Wishes(false_calls=false_calls, fail=fail, misses=misses, fail_at=fail_at, review_at=review_at)
+    use_device(device, threads)
+    targets = TargetRates(false_calls=false_calls, fail=fail, misses=misses, fail_at=fail_at, review_at=review_at)
     if misses is not None and defects is None:
-        raise FirmError("--misses needs defects to be counted on; give their folder by --defects")
+        raise SettingError("--misses needs defects to count on; give their folder by --defects")
     file = out or beside(model)
     if file.is_dir():
-        raise FirmError(f"{named(file)} is a folder; name the file to write")
+        raise SettingError(f"{named(file)} is a folder; name the file to write")
     detector = Detector.load(model, device=device, calibration=False)
-    how = detector.preprocessing
-    most = at_most(good, ENOUGH, "more would not change the thresholds")
-    images, left_out = loaded(good, how.file_side, depth=how.depth, strict=strict, most=most, tested=False)
-    wrong, unread = (None, []) if defects is None else _defects(defects, how, strict=strict)
-    left_out += unread
-    with bar("scoring") as update:
-        total = len(images.train) + (0 if wrong is None else len(wrong))
-        found = detector.calibrate(
-            images.train,
-            name=images.name,
-            defects=wrong,
-            wishes=wishes,
-            on_doubt=say,
-            on_image=counting(update, total),
+    how, count = detector.preprocessing, len(training_files(good))
+    if count > ENOUGH:
+        say(f"{count:,} good images: {ENOUGH:,} of them, drawn evenly, are read; more would not change the thresholds")
+    images, left_out = loaded(good, how, strict=strict, most=ENOUGH, with_test=False)
+    defective = None
+    if defects is not None:
+        defective, unread = _defects(defects, how, strict=strict)
+        left_out += unread
+    with reporting() as listener:
+        result = detector.calibrate(
+            images.train, name=images.name, defects=defective, targets=targets, listener=listener
         )
-    write_calibration(file, found)
-    for doubt in doubts(found):
-        say(f"warning: {doubt}")
-    told = {"file": str(file), **to_json(found), "doubts": doubts(found), "left_out": left_out}
-    show(told, "\n".join([f"{named(file)}: {found.source}", *sentences(found)]), as_json)
-    if left_out:
-        raise typer.Exit(1)
+    write_calibration(file, result)
+    texts = warnings_of(result)
+    for text in texts:
+        warn(text)
+    values = {"file": str(file), **to_json(result), "warnings": texts, "left_out": left_out}
+    show(values, "\n".join([f"{named(file)}: {result.source}", *summary_of(result)]), as_json, left_out)
 
 
 def _defects(folder: Path, how: Preprocessing, *, strict: bool) -> tuple[Tensor, list[str]]:
@@ -88,10 +86,8 @@ def _defects(folder: Path, how: Preprocessing, *, strict: bool) -> tuple[Tensor,
     else:
         files = [file for file in find_files([folder]) if file.relative_to(folder).parts[0] not in NORMAL]
         if not files:
-            raise FirmError(f"{named(folder)} holds good images alone; give the folder of the defects")
+            raise DataError(f"{named(folder)} has only good images; give the folder of the defects")
         images, _, skipped = read_files(files, how.file_side, depth=how.depth, strict=strict)
-    for _, reason in skipped:
-        say(f"left out: {reason}")
     if not len(images):
-        raise FirmError(f"none of the defects in {named(folder)} could be read: {skipped[0][1]}")
-    return images, [str(file) for file, _ in skipped]
+        raise DataError(f"none of the defects in {named(folder)} could be read: {skipped[0][1]}")
+    return images, warn_left_out(skipped)

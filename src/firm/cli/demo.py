@@ -1,21 +1,14 @@
-"""The verb that shows the journey on drawn parts: demo."""
-
-from __future__ import annotations
+"""The verb that shows the whole way on drawn parts: demo."""
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from firm.cli.inputs import recipe_of
-from firm.cli.learning import watched
-from firm.cli.options import AsJson, Device, Seed, Settings, Threads
-from firm.cli.terminal import bar, counting, percent, say, settle, show
-
-if TYPE_CHECKING:
-    from firm.data.drawn import DrawnPart
-    from firm.detector import Detector
+from firm.cli.options import AsJson, Device, Output, Seed, Settings, Threads
+from firm.cli.terminal import percent, reporting, show, use_device
+from firm.errors import named
 
 PRESET = "wavelets"  # needs no weights, so that the same report comes out whatever is installed
 
@@ -28,56 +21,36 @@ def demo(
     device: Device = "cpu",
     threads: Threads = 1,  # the same report on every machine
     as_json: AsJson = False,
+    output: Output = None,
 ) -> None:
-    """Fit on drawn parts, inspect a mixed tray of others and write the report."""
-    from firm.data.drawn import drawn
-    from firm.detector import Detector
-    from firm.evaluate import evaluation, look
+    """Fit on drawn parts, inspect a mixed batch of others and write the report."""
+    from firm.detector.detector import Detector
+    from firm.detector.evaluation import Labelled, evaluate
+    from firm.detector.inspection import Inspection
+    from firm.drawn.render import draw_dataset, save_png
+    from firm.recipes.presets import recipe_of
+    from firm.report.page import write_inspection
 
-    settle(device, threads)
-    data, parts = drawn(product, seed=seed)
-    with bar(f"learning {product}") as update:
-        detector = Detector.fit(
-            data,
-            recipe=recipe_of(PRESET, settings),
-            seed=seed,
-            device=device,
-            holdout=0.2,
-            on_progress=watched(update),
-            on_choice=say,
-            on_images=update,
-        )
-    model = out / f"{product}.firm"
-    detector.save(model)
-    found = evaluation(detector, look(detector, data.test), data.test, data.anomalous, data.truth)
-    page = _inspected(detector, _tray(parts, out / product), out, model)
-    where = found.overall.localisation
-    pixels = "" if where is None else f", of its pixels {percent(where.pixel_auroc)}"
-    good, bad = found.confusion["good"], int(data.anomalous.sum())
-    caught, false = round(found.caught * bad), sum(good.values()) - good["PASS"]
+    use_device(device, threads)
+    data = draw_dataset(product, seed=seed)
+    assert data.truth is not None
+    model, recipe = out / f"{product}.firm", recipe_of(PRESET, settings)
+    files = [out / product / f"{number:03d}-{kind}.png" for number, kind in enumerate(data.truth.kinds)]
+    with reporting() as listener:
+        detector = Detector.fit(data, recipe=recipe, seed=seed, device=device, holdout=0.2, listener=listener)
+        detector.save(model)
+        for file, image in zip(files, data.test, strict=True):  # named by their defects, to check the report by eye
+            save_png(file, image)
+        batch = Inspection(detector, on_image=listener.count("inspecting", len(files)))
+        page = write_inspection(out, batch, batch(files), model=model.name)
+    result = evaluate(detector, Labelled(detector.locate(data.test), data.test, data.anomalous, data.truth))
+    pixels = result.overall.localisation
+    located = "" if pixels is None else f", of pixels {percent(pixels.pixel_auroc)}"
+    good, bad = result.confusion["good"], int(data.anomalous.sum())
+    caught, false = round(result.caught * bad), sum(good.values()) - good["PASS"]
     show(
-        {"report": str(page), **asdict(found.overall), "caught": caught, "bad": bad, "false_calls": false},
-        f"{product}: {caught} of {bad} bad parts do not PASS, nor do {false} of {sum(good.values())} good ones\n"
-        f"AUROC {percent(found.overall.auroc)}{pixels}\nlook at {page}; the detector is {model}",
+        {"report": str(page), **asdict(result.overall), "caught": caught, "bad": bad, "false_calls": false},
+        f"{product}: {caught} of {bad} bad parts and {false} of {sum(good.values())} good ones do not PASS\n"
+        f"AUROC of images {percent(result.overall.auroc)}{located}\nsee {named(page)}; the detector is {named(model)}",
         as_json,
     )
-
-
-def _tray(parts: list[DrawnPart], folder: Path) -> list[Path]:
-    """The parts as files, each named by what is wrong with it, so that a report can be checked by eye."""
-    import cv2
-
-    folder.mkdir(parents=True, exist_ok=True)
-    files = []
-    for number, part in enumerate(parts):
-        files.append(folder / f"{number:03d}-{part.defect or 'good'}.png")
-        cv2.imwrite(str(files[-1]), cv2.cvtColor(part.image, cv2.COLOR_RGB2BGR))
-    return files
-
-
-def _inspected(detector: Detector, files: list[Path], out: Path, model: Path) -> Path:
-    from firm.report.inspection import Inspection
-
-    with bar("inspecting") as update:
-        batch = Inspection(detector, on_image=counting(update, len(files)))
-        return batch.write(out, batch(files), model=model.name)

@@ -1,136 +1,189 @@
-"""What an evaluation found, as lines for a person and as values for a program."""
+"""Verbs about a detector's worth: evaluate measures it on labelled images, card prints what it is."""
 
 from __future__ import annotations
 
+import json
+import warnings
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from firm.cli.terminal import percent
+import typer
+
+from firm.cli.options import AsJson, Data, Device, Model, Output, Strict, Threads
+from firm.cli.terminal import percent, reporting, show, use_device, warn, warn_left_out
+from firm.errors import named
 
 if TYPE_CHECKING:
-    from firm.evaluate import Evaluation, Kind, Trivial
+    from torch import Tensor
 
-HEADINGS = ("defect", "images", "image AUROC", "pixel AUROC", "AUPRO")
+    from firm.detector.evaluation import Evaluation, Kind
+    from firm.images.preprocess import Preprocessing
+    from firm.types import OneClass, Truth
+
+Rows = list[tuple[str, ...]]
 
 
-def as_text(data: str, found: Evaluation, limit: float, unmarked: int | None) -> str:
-    """`unmarked` is the number of defective images without a mask; None if the data say nothing of kinds and masks."""
-    overall = found.overall
-    bad = f"{overall.images} of them defective"
-    lines = [f"{data}: image AUROC {percent(overall.auroc)} on {found.images} images, {bad}"]
-    lines += _ignored(found.ignored) + _where(overall, unmarked)
-    lines += _table(found.kinds)
-    caught, false = (
-        f"{100 * found.caught:.1f} % of the anomalies caught",
-        f"{100 * found.false_calls:.1f} % false calls",
+def evaluate(
+    model: Model,
+    data: Data,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Write the ROC, the score of every image, misses and false calls into this folder."),
+    ] = None,
+    device: Device = "cpu",
+    threads: Threads = 0,
+    strict: Strict = False,
+    as_json: AsJson = False,
+    output: Output = None,
+) -> None:
+    """Measure a detector on labelled images.
+
+    AUROC of images and pixels and AUPRO, with 95 % intervals, over all defects and for each kind; verdicts
+    by kind, with exact intervals.
+    """
+    from firm.detector import evaluation
+    from firm.detector.detector import Detector
+    from firm.report.evaluation import write_evaluation
+
+    use_device(device, threads)
+    detector = Detector.load(model, device=device)
+    by = detector.decides  # refused before an image is read
+    images, anomalous, truth, left_out = _labelled(data, detector.preprocessing, strict=strict)
+    with reporting() as listener:
+        located = detector.locate(images, listener.count("scoring", len(images)))
+    test = evaluation.Labelled(located, images, anomalous, truth)
+    result = evaluation.evaluate(detector, test)
+    counted = test[~test.under(detector.model.ignored)]
+    files = [] if report is None else write_evaluation(report, counted, by, name=data)
+    for text in warnings_about(result):
+        warn(text)
+    unmarked = None if truth is None else int((anomalous & ~truth.known).sum())
+    values = as_values(data, result, by.review, unmarked)
+    values |= {"left_out": left_out, "pictures": [str(file) for file in files]}
+    lines = [as_text(data, result, by.review, unmarked), *(f"see {named(file)}" for file in files)]
+    show(values, "\n".join(lines), as_json, left_out)
+
+
+def card(model: Model) -> None:
+    """Print what a detector is as JSON: recipe, preprocessing, origin, id and calibration."""
+    from firm.decision.calibration import to_json
+    from firm.detector.detector import Detector
+
+    detector = Detector.load(model)
+    calibration = None if detector.calibration is None else to_json(detector.calibration)
+    print(json.dumps(detector.card() | {"id": detector.id, "calibration": calibration}, indent=2))
+
+
+def _labelled(data: str, how: Preprocessing, *, strict: bool) -> tuple[Tensor, Tensor, Truth | None, list[str]]:
+    """Test images, which are anomalous, what else is known about them, and the files left out."""
+    from firm.data.folder import read_test
+    from firm.data.registry import DATASETS, folder_named
+
+    if data.partition(":")[0] in DATASETS:
+        task, left_out = loaded(data, how, strict=strict)
+        return task.test, task.anomalous, task.truth, left_out
+    folder = folder_named(data) or Path(data)
+    test = read_test(folder, how.file_side, depth=how.depth, strict=strict)
+    if not (folder / "test").is_dir():
+        warn("the good images in good/ may be those the detector learnt from; false calls then look fewer")
+    return test.images, test.anomalous, test.truth, warn_left_out(test.skipped)
+
+
+def loaded(
+    data: str, how: Preprocessing, *, strict: bool, most: int = 0, with_test: bool = True
+) -> tuple[OneClass, list[str]]:
+    """The images as a detector reads them, and the reasons why files were left out; all warnings are printed."""
+    from firm.data.registry import load
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        images = load(data, side=how.file_side, depth=how.depth, strict=strict, max_images=most, with_test=with_test)
+    texts = [str(warning.message) for warning in caught]
+    for text in texts:
+        warn(text)
+    return images, [text for text in texts if text.startswith("left out")]
+
+
+def as_values(data: str, result: Evaluation, threshold: float, unmarked: int | None) -> dict[str, Any]:
+    """An evaluation for a program; null where there is nothing to measure by."""
+    measured_by = {"data": data, "threshold": threshold, "masks_unknown": unmarked}
+    return measured_by | asdict(result) | {"suspicious": result.trivial.suspicious}
+
+
+def as_text(data: str, result: Evaluation, threshold: float, unmarked: int | None) -> str:
+    """An evaluation for a person.
+
+    `unmarked` counts the defective images without a mask; None: the data has neither kinds nor masks.
+    """
+    overall, trivial = result.overall, result.trivial
+    lines = [
+        f"{data}: image AUROC {percent(overall.auroc)} on {result.images} images, {overall.images} of them defective"
+    ]
+    if result.ignored:
+        lines.append(f"{result.ignored} defective images are marked only on ignored pixels and not counted above")
+    if unmarked is not None:
+        lines += _pixel_lines(overall, f"{unmarked} of {overall.images} masks unknown")
+    return "\n".join(
+        [
+            *lines,
+            *_columns(_kinds(result.kinds)),
+            f"at the threshold {threshold:.6g}: {100 * result.caught:.1f} % of the defects caught, "
+            f"{100 * result.false_calls:.1f} % false calls",
+            *_columns(_verdicts(result.confusion)),
+            f"trivial baselines: brightness {100 * trivial.brightness:.1f}, "
+            f"nearest whole image {100 * trivial.neighbour:.1f}",
+        ]
     )
-    lines += [f"at the threshold {limit:.6g}: {caught}, {false}", *_confusion(found.confusion)]
-    return "\n".join([*lines, *_trivial(found.trivial), *_leak(found)])
 
 
-def as_values(data: str, found: Evaluation, limit: float, unmarked: int | None) -> dict[str, Any]:
-    """The same for a program; null where there is nothing to measure by."""
-    where = found.overall.localisation
-    best = None if where is None else {"value": where.best_f1, "threshold": where.best_f1_threshold}
-    return {
-        "data": data,
-        **_measures(found.overall),
-        "images": found.images,
-        "defective": found.overall.images,
-        "best_f1_chosen_on_the_test_set": best,
-        "masks_unknown": unmarked,
-        "ignored": found.ignored,
-        "kinds": {name: _measures(kind) for name, kind in found.kinds.items()},
-        "threshold": limit,
-        "caught": found.caught,
-        "false_calls": found.false_calls,
-        "confusion": found.confusion,
-        "copies": found.copies,
-        "trivial": asdict(found.trivial) | {"suspicious": found.trivial.suspicious},
-    }
+def warnings_about(result: Evaluation) -> list[str]:
+    """Why the numbers may be too good."""
+    texts = []
+    if result.trivial.suspicious:
+        texts.append(
+            "trivial baselines tell defective images from good ones; before you trust the results, check whether "
+            "the two differ in illumination, alignment or origin"
+        )
+    if result.copies:
+        texts.append(f"{result.copies} test images look like copies of learnt ones, so the results are too good")
+    return texts
 
 
-def _measures(kind: Kind) -> dict[str, Any]:
-    where = kind.localisation
-    return {
-        "images": kind.images,
-        "auroc": asdict(kind.auroc),
-        "pixel_auroc": None if where is None else asdict(where.pixel_auroc),
-        "aupro": None if where is None else asdict(where.aupro),
-    }
-
-
-def _where(overall: Kind, unmarked: int | None) -> list[str]:
-    """How well the places were found, by how many masks, or why that cannot be said."""
-    if unmarked is None:
-        return []
-    doubt = f"{unmarked} of {overall.images} masks unknown"
-    where = overall.localisation
-    if where is None:
-        return [f"pixel AUROC and AUPRO need heat maps and masks of the defects ({doubt})"]
-    best = f"best F1 of pixels {100 * where.best_f1:.1f} at {where.best_f1_threshold:.6g}"
+def _pixel_lines(overall: Kind, masks: str) -> list[str]:
+    pixels = overall.localisation
+    if pixels is None:
+        return [f"no pixel AUROC or AUPRO: they need heat maps and masks of the defects ({masks})"]
     return [
-        f"pixel AUROC {percent(where.pixel_auroc)}, AUPRO {percent(where.aupro)}, "
-        f"{where.regions} regions on {where.images} images, {doubt}",
-        f"{best}, chosen on the test set: information, not a result",
+        f"pixel AUROC {percent(pixels.pixel_auroc)}, AUPRO {percent(pixels.aupro)}, "
+        f"{pixels.regions} regions on {pixels.images} images, {masks}",
+        f"best pixel F1 {100 * pixels.best_f1:.1f} at {pixels.best_f1_threshold:.6g}, a threshold chosen on the "
+        "test set: for information only",
     ]
 
 
-def _ignored(images: int) -> list[str]:
-    """Defects that are not to be found are no misses."""
-    if not images:
-        return []
-    are, they = ("image is", "it is") if images == 1 else ("images are", "they are")
-    return [
-        f"{images} defective {are} marked only where pixels are ignored; "
-        f"{they} left out of image AUROC and counted apart"
-    ]
+def _kinds(kinds: dict[str, Kind]) -> Rows:
+    rows: Rows = [("defect", "images", "image AUROC", "pixel AUROC", "AUPRO")] if kinds else []
+    for name, kind in kinds.items():
+        pixels = kind.localisation
+        located = ("-", "-") if pixels is None else (percent(pixels.pixel_auroc), percent(pixels.aupro))
+        rows.append((name, str(kind.images), percent(kind.auroc), *located))
+    return rows
 
 
-def _table(kinds: dict[str, Kind]) -> list[str]:
-    """A line per kind of defect."""
-    return _columns([HEADINGS, *(_row(name, kind) for name, kind in kinds.items())]) if kinds else []
+def _verdicts(confusion: dict[str, dict[str, int]]) -> Rows:
+    """Verdicts by kind, and the share that does not PASS with its exact interval."""
+    from firm.metrics.image import Interval, rate_of
+
+    rows: Rows = []
+    for kind, counts in confusion.items():
+        rows = rows or [("verdicts", *counts, "not passed, %")]
+        rate = rate_of(sum(counts.values()) - counts["PASS"], sum(counts.values()))
+        share = Interval(rate.count / rate.of, rate.low, rate.high)
+        rows.append((kind, *map(str, counts.values()), percent(share)))
+    return rows
 
 
-def _columns(rows: list[tuple[str, ...]]) -> list[str]:
-    """Cells one below the other."""
+def _columns(rows: Rows) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def _confusion(counts: dict[str, dict[str, int]]) -> list[str]:
-    """Verdicts by kind, and what part of the kind does not PASS, with its exact interval."""
-    from firm.calibration import rate_of
-
-    if not counts:
-        return []
-    words = tuple(next(iter(counts.values())))
-    rows: list[tuple[str, ...]] = [("verdicts", *words, "not passed")]
-    for kind, said in counts.items():
-        rate = rate_of(sum(said.values()) - said["PASS"], sum(said.values()))
-        part = f"{100 * rate.count / rate.of:.1f} % ({100 * rate.low:.1f} to {100 * rate.high:.1f})"
-        rows.append((kind, *(str(said[word]) for word in words), part))
-    return _columns(rows)
-
-
-def _leak(found: Evaluation) -> list[str]:
-    if not found.copies:
-        return []
-    return [f"warning: {found.copies} of the test images look like copies of learnt ones; results look too good"]
-
-
-def _row(name: str, kind: Kind) -> tuple[str, ...]:
-    where = kind.localisation
-    pixels = ("-", "-") if where is None else (percent(where.pixel_auroc), percent(where.aupro))
-    return name, str(kind.images), percent(kind.auroc), *pixels
-
-
-def _trivial(trivial: Trivial) -> list[str]:
-    """What scores that know nothing of defects reach, and a warning where that is much."""
-    lines = [f"brightness alone {100 * trivial.brightness:.1f}, nearest whole image {100 * trivial.neighbour:.1f}"]
-    if trivial.suspicious:
-        lines.append(
-            "warning: these know nothing of defects and yet tell bad images from good ones; before you trust the "
-            "results, see whether the two differ in light, pose or origin"
-        )
-    return lines

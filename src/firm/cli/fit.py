@@ -1,16 +1,13 @@
-"""The verb that learns: fit."""
+"""firm fit: learn from good images and write a detector, or one for each sub-folder."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from firm.cli.inputs import at_most, depth_of, loaded, preset_for, recipe_of, with_ignored
 from firm.cli.options import (
     AsJson,
     Bits,
@@ -21,6 +18,7 @@ from firm.cli.options import (
     Gigabytes,
     Holdout,
     Ignore,
+    Output,
     Preset,
     Pretrained,
     Seed,
@@ -28,63 +26,17 @@ from firm.cli.options import (
     Strict,
     Threads,
 )
-from firm.cli.terminal import Update, bar, say, settle, show
-from firm.errors import FirmError, named
-
-CURVE = "curve.png"
-MEMORY = 6.0  # GB, as firm.foretelling.MEMORY, which takes long to import
+from firm.cli.terminal import detail, report_error, reporting, say, sentence, show, use_device, warn
+from firm.errors import DataError, FirmError, SettingError, named
 
 if TYPE_CHECKING:
-    from firm.detector import Detector
-    from firm.progressing import Prober
+    from firm.detector.detector import Detector
+    from firm.detector.fit import Good, Options
     from firm.recipes.recipe import Recipe
-    from firm.runs import Run
-    from firm.training import Progress
-    from firm.types import OneClass
 
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What was asked of a fit, whatever the product."""
-
-    preset: str | None
-    settings: list[str]
-    seed: int
-    device: str
-    holdout: float | None
-    false_calls: float
-    fail: float
-    checkpoint_seconds: float
-    depth: int | None
-    strict: bool
-    ignore: Path | None = None
-    minutes: float | None = None
-    memory: float = MEMORY
-
-
-@dataclass(frozen=True)
-class Ready:
-    """The good images of one product, read and fit to be learnt from, and by which recipe."""
-
-    recipe: Recipe
-    images: OneClass
-    left_out: list[str]
-    asked: Asked
-
-    @property
-    def key(self) -> str:
-        """Names all that decides what is learnt: kept in the detector, it tells whether that would be learnt again."""
-        import hashlib
-        import json
-        from dataclasses import asdict
-
-        from firm.images import fingerprint
-        from firm.recipes.recipe import sparse
-
-        by, wishes = self.asked, (self.asked.holdout, self.asked.false_calls, self.asked.fail)
-        hidden = None if self.images.ignored is None else fingerprint(self.images.ignored)
-        seen = [fingerprint(self.images.train), asdict(self.images.depth), by.seed, wishes, hidden]
-        return hashlib.sha256(json.dumps([sparse(self.recipe), *seen], sort_keys=True).encode()).hexdigest()[:16]
+CURVE = "curve.png"
+MEMORY = 6.0  # GB, as firm.detector.estimate.MEMORY, which takes long to import
+LEARNT, KEPT, FAILED = "learnt", "kept", "failed"
 
 
 def fit(
@@ -94,8 +46,7 @@ def fit(
     encoder: Pretrained = None,
     settings: Settings = None,
     minutes: Annotated[
-        float | None,
-        typer.Option(min=0.1, help="Train about so long, on pretrained features if installed; draw how it goes."),
+        float | None, typer.Option(min=0.1, help="Train for about so long, and draw how it goes (curve.png).")
     ] = None,
     per_folder: Annotated[
         bool,
@@ -113,176 +64,179 @@ def fit(
     ignore: Ignore = None,
     memory: Gigabytes = MEMORY,
     as_json: AsJson = False,
+    output: Output = None,
 ) -> None:
-    """Learn from good images and write a detector. Run again after an interruption: it goes on where it was."""
-    from firm.calibration_file import to_json
-    from firm.cli.several import fit_each
-    from firm.promises import sentences
+    """Learn from good images and write a detector. Run it again after an interruption: it goes on where it was."""
+    from firm.decision.calibration import summary_of, to_json
+    from firm.detector.fit import Options
+    from firm.types import Depth
 
-    settle(device, threads)
-    left_open = not preset and preset_for(data) == "inspect"  # a setting changes itself and nothing else
-    encoder = encoder or (best_encoder(data) if left_open else None)
-    asked = Asked(
-        preset=preset or preset_with(encoder),
-        settings=_with_encoder(settings, encoder),
+    use_device(device, threads)
+    recipe = _recipe(data, preset, encoder, settings)
+    options = Options(
         seed=seed,
         device=device,
         holdout=holdout,
         false_calls=false_calls,
         fail=fail,
-        checkpoint_seconds=checkpoint_seconds,
-        depth=depth,
-        strict=strict,
-        ignore=ignore,
         minutes=minutes,
         memory=memory,
+        depth=None if depth is None else Depth(2**depth - 1),
+        strict=strict,
+        ignored=ignore,
+        checkpoint_seconds=checkpoint_seconds,
     )
     if per_folder:
-        raise typer.Exit(fit_each(data, out, asked, as_json=as_json))
-    ready = made_ready(data, out, asked)
-    detector = learn(ready, out)
+        raise typer.Exit(_fit_each(data, out, recipe, options, as_json=as_json))
+    good = _read(data, out, recipe, options)
+    detector = _learn(good, out)
     by = detector.decides
-    told = {"model": str(out), **detector.card(), "calibration": to_json(by), "left_out": ready.left_out}
-    learnt = f"{named(out)}: learnt {detector.origin['good_images']} good images of {ready.images.name}"
-    show(told, "\n".join([learnt, f"thresholds {by.source}", *sentences(by)]), as_json)
-    if ready.left_out:
-        raise typer.Exit(1)
+    values = {"model": str(out), **detector.card(), "calibration": to_json(by), "left_out": list(good.left_out)}
+    decision, *summary = summary_of(by)
+    for text in (f"thresholds {by.source}", *summary[2:]):
+        detail(text)
+    show(values, "\n".join([f"{named(out)}: {decision}", *summary[:2]]), as_json, good.left_out)
 
 
-def made_ready(data: str, out: Path, asked: Asked) -> Ready:
-    """What can be refused before anything is learnt, refused; the images."""
-    from firm.doubting import check_good
-    from firm.fitting import check_ignoring, side_for
-    from firm.foretelling import most_images
-    from firm.model_folder import check_target
+def _recipe(data: str, preset: str | None, encoder: str | None, settings: list[str] | None) -> Recipe:
+    """The preset with what was set; parts start from pretrained features where they are installed, or wavelets."""
+    from firm.data.registry import shows_parts, training_files
+    from firm.networks.weights import WAVELETS
+    from firm.recipes.presets import recipe_of, usual
 
-    recipe = recipe_of(asked.preset or preset_for(data), asked.settings)
+    if not preset and not encoder and shows_parts(data):
+        training_files(data)  # a folder that is not there is reported first
+        encoder = usual().pretrained.name
+        if encoder == WAVELETS:
+            say("no pretrained weights are installed (pip install 'firm[pretrained]'), so wavelets are used")
+    if encoder:
+        for setting in settings or []:
+            path = setting.partition("=")[0]
+            if path == "encoder" or (path.startswith("encoder.") and not path.startswith("encoder.head")):
+                how = "fit with --preset inspect and without --encoder"
+                raise SettingError(f"{path} is of an encoder trained from scratch, and {encoder} is none; {how}")
+        preset = preset or ("wavelets" if encoder == WAVELETS else "adapted")
+        settings = [f"pretrained.name={encoder}", *(settings or [])]  # one that is set by path wins
+    return recipe_of(preset or "fast", settings)
+
+
+def _read(data: str, out: Path, recipe: Recipe, options: Options) -> Good:
+    """The good images, after everything that can be refused at once was refused."""
+    from firm.detector.fit import read_good
+    from firm.detector.model_folder import check_target
+
     check_target(out)
-    side = side_for(recipe)
-    why = f"{asked.memory:g} GB of memory hold no more, and --memory allows it"
-    most = at_most(data, most_images(recipe, side, asked.memory), why)
-    images, left_out = loaded(data, side, depth=depth_of(asked.depth), strict=asked.strict, most=most, tested=False)
-    check_good(images)
-    images = with_ignored(images, data, asked.ignore)
-    check_ignoring(recipe, images.ignored)
-    if asked.minutes:
-        recipe = within_minutes(recipe, images, asked.minutes, run_folder(out), seed=asked.seed, device=asked.device)
-    return Ready(recipe, images, left_out, asked)
+    with reporting() as listener:
+        return read_good(data, recipe, replace(options, folder=_run(out)), listener)
 
 
-def learn(ready: Ready, out: Path) -> Detector:
-    """The detector of one product, learnt where it was left and written; every doubt is said."""
-    from firm.detector import Detector
-    from firm.doubting import doubts_about
-    from firm.foretelling import foretell
-    from firm.holdout import usual
-    from firm.progressing import Prober, proved
-    from firm.promises import doubts
-    from firm.report.progress import draw_progress
-    from firm.runs import claim, discard
-    from firm.sisters import sisters
-
-    recipe, images, asked = ready.recipe, ready.images, ready.asked
-    false_calls, seed = asked.false_calls, asked.seed
-    holdout = usual(len(images.train), false_calls) if asked.holdout is None else asked.holdout
-    for doubt in doubts_about(images, holdout=holdout, false_calls=false_calls):
-        say(f"warning: {doubt}")
-    parts = sisters(images.name, images.train)
-    for sentence in foretell(recipe, images, holdout=holdout, false_calls=false_calls, seed=seed, parts=parts):
-        say(sentence)
-    prober = Prober(images, parts, holdout=holdout, false_calls=false_calls, seed=seed)
-    folder, unproved = run_folder(out), list[str]()
-    with claim(folder) as mine, bar("training") as update:
-        if not mine:
-            raise FirmError(f"another process is training in {folder}; wait for it or choose another --out")
-        detector = Detector.fit(
-            images,
-            recipe=recipe,
-            seed=seed,
-            device=asked.device,
-            folder=folder,
-            holdout=holdout,
-            false_calls=false_calls,
-            fail=asked.fail,
-            checkpoint_seconds=asked.checkpoint_seconds,
-            on_progress=watched(update, prober if asked.minutes else None),
-            on_choice=say,
-            on_images=update,
-            parts=parts,
-        )
-        detector.origin["asked"] = ready.key
-        if recipe.tiling.patchwise:
-            detector.origin["metrics"] = prober.proof(detector)
-            told, *unproved = proved(detector.origin["metrics"], backbone=bool(recipe.pretrained.name))
-            say(told)
-        detector.save(out)
-        if draw_progress(prober.lines, out / CURVE):
-            say(f"how the training went is drawn in {named(out / CURVE)}")
-        discard(folder)
-    for doubt in [*unproved, *doubts(detector.decides)]:
-        say(f"warning: {doubt}")
-    return detector
-
-
-def run_folder(out: Path) -> Path:
-    """Where the training of a detector keeps what it needs to go on."""
+def _run(out: Path) -> Path:
     return out.with_name(out.name + ".run")
 
 
-def best_encoder(data: str) -> str:
-    """The backbone to start from where there is a choice: the one whose weights are installed, else wavelets."""
-    from firm.backbones import WAVELETS
-    from firm.data import files_to_learn
-    from firm.recipes.presets import usual
+def _learn(good: Good, out: Path) -> Detector:
+    """Fit where it was left and write the detector."""
+    from firm.decision.calibration import warnings_of
+    from firm.detector.detector import Detector
+    from firm.training.runs import CHECKPOINT
 
-    files_to_learn(data)  # a folder that is not there is to be said first
-    name = usual().pretrained.name
-    if name == WAVELETS:
-        say("no pretrained weights are installed (pip install 'firm[pretrained]'): wavelets describe the patches")
-    else:
-        say(f"pretrained features of {name}")
-    return name
+    with reporting() as listener:
+        detector = Detector.learn(good, listener)
+    detector.save(out)
+    if detector.probes:
+        from firm.report.evaluation import draw_progress
 
-
-def preset_with(encoder: str | None) -> str | None:
-    """Where the settings start from a backbone; None: there is none."""
-    from firm.backbones import WAVELETS
-
-    return None if encoder is None else "wavelets" if encoder == WAVELETS else "adapted"
+        draw_progress(detector.probes, out / CURVE)
+        detail(f"the training is drawn in {named(out / CURVE)}")
+    (_run(out) / CHECKPOINT).unlink(missing_ok=True)  # the history stays
+    for text in warnings_of(detector.decides):
+        warn(text)
+    return detector
 
 
-def within_minutes(recipe: Recipe, images: OneClass, minutes: float, folder: Path, *, seed: int, device: str) -> Recipe:
-    """The recipe with the epochs that some minutes hold, as timed once: an interrupted fit goes on with the same."""
-    from firm.progressing import lasting
-    from firm.recipes.recipe import change
-    from firm.storage import write_atomically
-
-    kept = folder / "minutes.json"
-    epochs = json.loads(kept.read_bytes()).get(str(minutes)) if kept.is_file() else None
-    if epochs is None:
-        epochs = lasting(recipe, minutes, images, seed=seed, device=device).training.epochs
-        write_atomically(kept, json.dumps({str(minutes): epochs}).encode())
-    say(f"{minutes:g} minutes on this machine: {epochs} epochs")
-    return change(recipe, {"training.epochs": epochs})
+# --- one detector per sub-folder ---
 
 
-def _with_encoder(settings: list[str] | None, encoder: str | None) -> list[str]:
-    """The settings with the backbone among them; one that is set by path wins."""
-    for one in settings or [] if encoder else []:
-        path = one.partition("=")[0]
-        if path == "encoder" or (path.startswith("encoder.") and not path.startswith("encoder.head")):
-            how = "fit with --preset inspect and without --encoder"
-            raise FirmError(f"{path} is of an encoder learnt from scratch, and {encoder} is none; {how}")
-    return [*([f"pretrained.name={encoder}"] if encoder else []), *(settings or [])]
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one product."""
+
+    product: str
+    model: str
+    state: str  # learnt, kept as it was, failed
+    summary: str  # what its detector guarantees, or why there is none
+    left_out: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        where = "" if self.state == FAILED else f" {named(self.model)}:"
+        short = f" ({len(self.left_out)} files left out)" if self.left_out else ""
+        return f"{self.state:<6}  {named(self.product)} {where} {self.summary}{short}"
 
 
-def watched(update: Update, prober: Prober | None = None) -> Callable[[Progress, Run], None]:
-    """Moves a bar on by the steps of a training, with the loss beside it, and has it probed."""
+def _fit_each(tree: str, out: Path, recipe: Recipe, options: Options, *, as_json: bool) -> int:
+    """A detector OUT/<name>.firm for every product in the tree; returns the exit code.
 
-    def watch(progress: Progress, run: Run) -> None:
-        losses = [line["loss"] for line in run.history.lines[-2:] if "loss" in line]
-        update(progress.step, progress.steps, f"loss {losses[-1]:.3f}" if losses else "")
-        if prober is not None:
-            prober(progress, run)
+    A detector that the same fit would give again is kept, so the same command goes on after any interruption.
+    """
+    products = _products(tree, out)
+    outcomes = list[Outcome]()
+    for number, product in enumerate(products, 1):
+        say(f"{named(product.name)}: product {number} of {len(products)}")
+        outcomes.append(_fit_product(product, out / f"{product.name}.firm", recipe, options))
+    counts = [f"{[each.state for each in outcomes].count(state)} {state}" for state in (LEARNT, KEPT, FAILED)]
+    lines = [*map(str, outcomes), f"{len(outcomes)} products: {', '.join(counts)}"]
+    show({"products": [asdict(each) for each in outcomes]}, "\n".join(lines), as_json)
+    done = [each for each in outcomes if each.state != FAILED]
+    return 2 if not done else int(len(done) < len(outcomes) or any(each.left_out for each in done))
 
-    return watch
+
+def _products(tree: str, out: Path) -> list[Path]:
+    """The sub-folders by name; anything but a tree of products and a place for detectors is refused."""
+    from firm.data.folder import GOOD, folders_in, image_files, list_mvtec, refuse_mixing
+    from firm.data.registry import folder_named
+    from firm.detector.model_folder import CARD
+
+    home = folder_named(tree)
+    if home is None or not home.is_dir():
+        raise DataError(f"--per-folder takes a folder with a sub-folder for each product, and {tree!r} is no folder")
+    if (home / GOOD).is_dir() or list_mvtec(home) is not None:
+        raise DataError(f"{named(home)} is laid out as one product; leave --per-folder out, or give the folder above")
+    refuse_mixing(out, [home])
+    if out.is_file() or (out / CARD).is_file():
+        raise SettingError(f"{named(out)} is not a folder of detectors; name one in which each product gets its own")
+    products = list(folders_in(home).values())
+    if not products:
+        raise DataError(f"{named(home)} has no sub-folder; --per-folder takes one for each product")
+    stray = image_files(home)
+    if stray:
+        warn(f"{len(stray)} images in {named(home)} itself belong to no product and are not learnt from")
+    return products
+
+
+def _fit_product(product: Path, model: Path, recipe: Recipe, options: Options) -> Outcome:
+    """One product; a failure is reported and costs no other."""
+    from firm.decision.calibration import summary_of
+
+    name = product.name
+    try:
+        good = _read(str(product), model, recipe, options)
+        kept = _finished(good, model)
+        if kept:
+            say(f"{named(name)}: images and settings are those of {named(model)}, which is kept")
+        detector = kept or _learn(good, model)
+        summary = f"{detector.origin['good_images']} good images learnt; {summary_of(detector.decides)[1]}"
+        return Outcome(name, str(model), KEPT if kept else LEARNT, summary, list(good.left_out))
+    except (FirmError, OSError) as error:
+        report_error(f"{named(name)}: {sentence(error)}")
+        return Outcome(name, str(model), FAILED, sentence(error))
+
+
+def _finished(good: Good, model: Path) -> Detector | None:
+    """The detector that is there, if it is whole, decides, and the same fit would give it again."""
+    from firm.detector.detector import Detector
+
+    try:
+        detector = Detector.load(model, device=good.options.device)
+    except FirmError:
+        return None
+    return detector if detector.calibration and detector.origin.get("asked") == good.key else None

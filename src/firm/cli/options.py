@@ -1,62 +1,60 @@
 """The arguments and options that several verbs share, each described once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from firm.cli.terminal import set_level
+
 Data = Annotated[
     str, typer.Argument(help="A folder, or DATASET:CLASS such as mvtec:screw, cifar10:bird or drawn:plate.")
 ]
 Model = Annotated[Path, typer.Argument(help="A detector written by `firm fit`.")]
-Picture = Annotated[Path, typer.Option("--out", "-o", help="Where the picture (PNG) is written.")]
+Picture = Annotated[Path, typer.Option("--out", "-o", help="The picture to write (PNG).")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change one setting; may be repeated.")
 ]
-Seed = Annotated[int, typer.Option(help="Everything random follows from it.")]
+Seed = Annotated[int, typer.Option(help="Decides everything random.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, ...")]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves the choice to torch.")]
-Strict = Annotated[
-    bool,
-    typer.Option("--strict", help="Stop at the first file that cannot be used instead of going on without it."),
-]
+Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first file that cannot be used, else skip it.")]
 Bits = Annotated[
     int | None,
-    typer.Option("--depth", min=8, max=16, help="Bits of images deeper than 8 (12 in 16, ...). Else found on them."),
+    typer.Option("--depth", min=8, max=16, help="Bits of deep images (12 in 16, ...); by default found on them."),
 ]
 Preset = Annotated[
     str | None,
     typer.Option(
         help="Where the settings start: inspect, adapted, wavelets, patches, whole, parts, fast, paper or authors. "
-        "Unless given: fast for classes of semantic data sets, inspect for all else.",
+        "By default fast for classes of semantic data sets, adapted or wavelets for everything else."
     ),
 ]
 Pretrained = Annotated[
     str | None,
     typer.Option(
-        help="Start from frozen features: efficientnet-lite0, -lite1, -lite2, timm:NAME, a weights file of one of "
-        "these or a ResNet (.safetensors or .pth), or wavelets, which need no weights. Minutes instead of hours.",
+        help="Frozen features to start from: efficientnet-lite0, -lite1, -lite2, timm:NAME, a weights file of one of "
+        "these or of a ResNet (.safetensors or .pth), or wavelets, which need no weights."
     ),
 ]
 Ignore = Annotated[
     Path | None,
-    typer.Option(
-        "--ignore",
-        metavar="FILE",
-        help="A mask over the images as the camera gives them: what is white in it never decides.",
-    ),
+    typer.Option("--ignore", metavar="FILE", help="A mask of the camera's view: white pixels never decide."),
 ]
-Gigabytes = Annotated[
-    float, typer.Option(help="GB that may be taken; of more good images than fit into it some are drawn.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON result on standard output.")]
+Gigabytes = Annotated[float, typer.Option(help="Memory to use; of more good images than fit, some are drawn.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Holdout = Annotated[
     float | None,
+    typer.Option(help="Share of the good images kept for the thresholds; by default a tenth, or what they need."),
+]
+FalseCalls = Annotated[float, typer.Option(help="Target rate of good parts that do not PASS (REVIEW or FAIL).")]
+Fail = Annotated[float, typer.Option(help="Target rate of good parts that FAIL.")]
+Output = Annotated[
+    bool | None,
     typer.Option(
-        help="Part of the good images kept for the thresholds. Else a tenth, or more if the promise takes it."
+        "--verbose/--quiet",
+        "-v/-q",
+        callback=set_level,
+        help="Report every step, or only the result, warnings and errors.",
     ),
 ]
-FalseCalls = Annotated[float, typer.Option(help="Wished rate of good parts that do not PASS (REVIEW or FAIL).")]
-Fail = Annotated[float, typer.Option(help="Wished rate of good parts that FAIL.")]

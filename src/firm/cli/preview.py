@@ -1,4 +1,4 @@
-"""Verbs that show what a training would be given: masks, outliers."""
+"""Verbs that show what a training would see: masks, outliers."""
 
 from __future__ import annotations
 
@@ -8,96 +8,98 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from firm.cli.inputs import loaded, recipe_of, with_ignored
-from firm.cli.options import AsJson, Data, Ignore, Picture, Seed, Settings
-from firm.cli.terminal import show
-from firm.errors import FirmError
+from firm.cli.options import AsJson, Data, Ignore, Output, Picture, Seed, Settings
+from firm.cli.terminal import reporting, show
+from firm.errors import SettingError, named
 
 if TYPE_CHECKING:
+    from firm.detector.fit import Good
     from firm.recipes.recipe import Recipe
-    from firm.types import OneClass
 
-SOURCES = ("donor", "nsa", "cutpaste-union", "strokes", "shades", "pits")  # those a fit learns from unasked
+SOURCES = ("perlin-blend", "nsa", "cutpaste-union", "scratches", "spots", "pits")  # those a fit uses by default
 SHOWN, DONORS = 12, 64  # good images made into outliers, and those they may take from
 
 
-def masks(data: Data, out: Picture, settings: Settings = None, ignore: Ignore = None, as_json: AsJson = False) -> None:
+def masks(
+    data: Data,
+    out: Picture,
+    settings: Settings = None,
+    ignore: Ignore = None,
+    as_json: AsJson = False,
+    output: Output = None,
+) -> None:
     """Draw where the object is in the good images.
 
     By --set conditioning.foreground.method=otsu and the like, else by the category's rule, else by one found on them.
     """
-    from firm.choosing import describe
-    from firm.conditioning import Conditioning
-    from firm.report.masks import draw_masks
+    from firm.images.alignment import Conditioning
+    from firm.report.sheets import draw_masks
 
-    _check(out)
-    recipe, images, left_out = _settled(data, settings, ignore)
-    rule = recipe.conditioning.foreground
-    ready = Conditioning(foreground=rule)(images.train, images.ignored)
-    found = ready.foreground
-    draw_masks(images.train, found, rule, out, images.name, ready.ignored)
-    part = float(found.float().mean())
+    recipe, good = _tuned(data, out, settings, ignore)
+    rule, images, name = recipe.conditioning.foreground, good.data.train, good.data.name
+    conditioned = Conditioning(foreground=rule)(images, good.data.ignored)
+    draw_masks(images, conditioned.foreground, rule, out, name, conditioned.ignored)
+    share = float(conditioned.foreground.float().mean())
     show(
-        {"picture": str(out), "rule": asdict(rule), "foreground": part, "images": len(found)},
-        f"{images.name}: {describe(rule)}, {100 * part:.1f} % of the pixels of {len(found)} good images\nlook at {out}",
+        {"picture": str(out), "rule": asdict(rule), "foreground": share, "images": len(images)},
+        f"{name}: {rule}, {100 * share:.1f} % of the pixels of {len(images)} good images\nsee {named(out)}",
         as_json,
+        good.left_out,
     )
-    if left_out:
-        raise typer.Exit(1)
 
 
 def outliers(
     data: Data,
     out: Picture,
     source: Annotated[
-        list[str] | None, typer.Option(help=f"A source of outliers; may be repeated. Else {', '.join(SOURCES)}.")
+        list[str] | None, typer.Option(help=f"A source of outliers; may be repeated. By default {', '.join(SOURCES)}.")
     ] = None,
     settings: Settings = None,
     ignore: Ignore = None,
     seed: Seed = 0,
     as_json: AsJson = False,
+    output: Output = None,
 ) -> None:
-    """Draw synthetic defects on the good images.
+    """Draw synthetic defects on the good images, as a training would see them.
 
-    A person then sees what a training would learn from: --set conditioning changes light, pose and foreground.
+    --set conditioning.... changes illumination, alignment and foreground.
     """
     import torch
 
-    from firm.outliers import OUTLIERS
-    from firm.outliers.sparing import spared
-    from firm.report.contact import draw_contact
-    from firm.streams import stream
+    from firm.outliers.registry import OUTLIERS, make_outliers, stream_name
+    from firm.report.sheets import draw_outliers
+    from firm.runtime.random import stream
     from firm.types import Scene
 
-    _check(out)
     sources = dict.fromkeys(source or SOURCES)
     for name in sources:
         if name not in OUTLIERS:
-            raise FirmError(f"no source of outliers {name!r}; use one of {', '.join(OUTLIERS)}")
-    recipe, images, left_out = _settled(data, settings, ignore)
-    ready = recipe.conditioning(images.train[:DONORS], images.ignored)
-    ready = ready.completed(ready.usual())
+            raise SettingError(f"no source of outliers {name!r}; use one of {', '.join(OUTLIERS)}")
+    recipe, good = _tuned(data, out, settings, ignore)
+    ready = recipe.conditioning(good.data.train[:DONORS], good.data.ignored)
+    ready = ready.completed(ready.typical())
     shown = torch.arange(len(ready.images[:SHOWN]))
-    originals, scene = ready.images[shown], Scene.among(ready.images, ready.foreground, ready.hidden(), shown)
-    made = {name: spared(OUTLIERS[name], originals, rng=stream(seed, "sheet", name), scene=scene) for name in sources}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    draw_contact(originals, made, out, images.name)
-    show({"picture": str(out), "sources": list(made)}, f"{', '.join(made)} on {images.name}\nlook at {out}", as_json)
-    if left_out:
-        raise typer.Exit(1)
+    originals = ready.images[shown]
+    scene = Scene(ready.foreground, ready.images, ready.foreground, ready.hidden())[shown]
+    made = {
+        name: make_outliers(OUTLIERS[name], originals, rng=stream(seed, "sheet", stream_name(name)), scene=scene)
+        for name in sources
+    }
+    draw_outliers(originals, made, out, good.data.name)
+    text = f"{', '.join(made)} on {good.data.name}\nsee {named(out)}"
+    show({"picture": str(out), "sources": list(made)}, text, as_json, good.left_out)
 
 
-def _check(out: Path) -> None:
+def _tuned(data: str, out: Path, settings: list[str] | None, ignore: Path | None) -> tuple[Recipe, Good]:
+    """The recipe with its foreground rule, and the good images at its size."""
+    import torch
+
+    from firm.detector.fit import Options, read_good
+    from firm.detector.tune import choose
+    from firm.recipes.presets import recipe_of
+
     if out.suffix.lower() != ".png" or out.is_dir():
-        raise FirmError(f"{out} is not the name of a picture; give --out a file such as sheet.png")
-
-
-def _settled(data: str, settings: list[str] | None, ignore: Path | None) -> tuple[Recipe, OneClass, list[str]]:
-    """The recipe with its foreground rule, the images at its size, and what had to be left out."""
-    from firm.choosing import choose
-    from firm.fitting import side_for
-
-    recipe = recipe_of("patches", settings)
-    images, left_out = loaded(data, side_for(recipe))
-    images = with_ignored(images, data, ignore)
-    return choose(recipe, images, seed=0), images, left_out
+        raise SettingError(f"{named(out)} is not the name of a picture; give --out a file such as sheet.png")
+    with reporting() as listener:
+        good = read_good(data, recipe_of("patches", settings), Options(ignored=ignore), listener)
+    return choose(good.recipe, good.data, torch.arange(len(good.data.train)), seed=0).recipe, good

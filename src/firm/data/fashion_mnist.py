@@ -1,7 +1,5 @@
 """Fashion-MNIST from its official IDX files, gzipped or not."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from collections.abc import Sequence
@@ -10,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from firm.data.download import SOURCES
-from firm.types import FirmError, Split
+from firm.data.registry import DATASETS
+from firm.errors import DataError
+from firm.types import Split
 
-CLASSES = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot")
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fashion-mnist
 NAMES = tuple(f"{split}-{part}-ubyte" for split in ("train", "t10k") for part in ("images-idx3", "labels-idx1"))
 
@@ -24,10 +22,9 @@ def read_fashion_mnist(places: Sequence[Path]) -> tuple[Split, Split]:
         files = [file for name in NAMES if (file := _find(place, name))]
         if len(files) == len(NAMES):
             return _split(files[0], files[1]), _split(files[2], files[3])
-    official = SOURCES["fashion-mnist"][0].url.rsplit("/", 1)[0]
-    raise FirmError(
+    raise DataError(
         f"fashion-mnist is not in {places[0]}; run `firm fetch fashion-mnist` or `apt-get install "
-        f"dataset-fashion-mnist`, or download {', '.join(f'{name}.gz' for name in NAMES)} from {official}/ into it"
+        f"dataset-fashion-mnist`, or download into it {', '.join(DATASETS['fashion-mnist'].files)}"
     )
 
 
@@ -38,12 +35,12 @@ def _find(place: Path, name: str) -> Path | None:
 def _split(image_file: Path, label_file: Path) -> Split:
     images, labels = _read_idx(image_file, 3), _read_idx(label_file, 1)
     if images.shape != (len(labels), 28, 28):
-        raise FirmError(
+        raise DataError(
             f"{image_file} has shape {images.shape}, not (n, 28, 28) for the {len(labels)} labels of {label_file}; "
             "fetch both again"
         )
-    if (labels >= len(CLASSES)).any():
-        raise FirmError(f"{label_file} holds label {labels.max()}, not only 0..9; fetch it again")
+    if (labels > 9).any():
+        raise DataError(f"{label_file} holds label {labels.max()}, not only 0..9; fetch it again")
     return images[:, None], labels.astype(np.int64)
 
 
@@ -52,9 +49,9 @@ def _read_idx(file: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     try:
         content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
-        raise FirmError(f"{file} is damaged ({error}); fetch it again") from error
+        raise DataError(f"{file} is damaged ({error}); fetch it again") from error
     start = 4 + 4 * dimensions
     shape = tuple(np.frombuffer(content[4:start], dtype=">i4").tolist()) if len(content) >= start else ()
     if content[:4] != bytes([0, 0, 8, dimensions]) or len(content) != start + np.prod(shape, dtype=np.int64):
-        raise FirmError(f"{file} is not a whole IDX file of {dimensions} dimensions of bytes; fetch it again")
+        raise DataError(f"{file} is not a whole IDX file of {dimensions} dimensions of bytes; fetch it again")
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)

@@ -1,6 +1,4 @@
-"""Which good images are learnt from and which set the threshold."""
-
-from __future__ import annotations
+"""Which good images are trained on and which set the threshold."""
 
 import math
 
@@ -8,46 +6,53 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from firm.streams import stream
-from firm.types import FirmError
+from firm.errors import DataError, SettingError
+from firm.runtime.random import stream
 
 TENTH, QUARTER = 0.1, 0.25
-SHARED = 0.8  # parts to an image below which images are said to share parts: a few pairs are chance
+SHARED = 0.8  # parts per image below which images share parts: a few pairs are chance
 
 
-def split(parts: Int[Tensor, " n"], holdout: float, *, seed: int, least: int = 0) -> tuple[Tensor, Tensor]:
-    """Which images are learnt from, and which are held out for the threshold, given the part each shows: at least one.
+def split_by_part(
+    parts: Int[Tensor, " n"], holdout: float, *, seed: int, min_parts: int = 0
+) -> tuple[Int[Tensor, " k"], Int[Tensor, " m"]]:
+    """Indices of the images to train on and of those held out for the threshold, at least one of each.
 
-    Images of one part stay together, for a held-out image scores too low beside a learnt sister. So a few less than
-    wished may be held out, or more: where images share parts, `least` parts, but at most a quarter of all. Only where
-    no part is as small as what is wished is one divided.
+    Images of one part stay together, because a held-out image scores too low if its part was trained on. So slightly
+    fewer images than asked may be held out. Where images share parts, at least `min_parts` parts are held out, but no
+    more than a quarter of all. A part is divided only if every part is larger than the holdout.
     """
     images = len(parts)
     if images < 2:
-        raise FirmError(f"{images} good images are too few; give at least 2, better 50 or more")
+        raise DataError(f"{images} good images are too few; give at least 2, better 50 or more")
     if not 0 < holdout < 1:
-        raise FirmError(f"holdout is {holdout}; it must lie between 0 and 1")
-    room = count = min(images - 1, max(1, round(holdout * images)))
+        raise SettingError(f"holdout is {holdout}; it must lie between 0 and 1")
+    room = count = held_out_images(images, holdout)
     sizes = parts.bincount()
-    enough = min(least, len(sizes) // 4) if len(sizes) < SHARED * images else 0
+    forced = min(min_parts, len(sizes) // 4) if len(sizes) < SHARED * images else 0
     order = torch.randperm(len(sizes), generator=stream(seed, "holdout"))
     chosen = torch.zeros(len(sizes), dtype=torch.bool)
     for number, part in enumerate(order.tolist()):
-        if sizes[part] <= room or number < enough:
+        if sizes[part] <= room or number < forced:
             chosen[part], room = True, room - int(sizes[part])
     first = parts == order[0]
     held_out = chosen[parts] if bool(chosen.any()) else first & (first.cumsum(0) <= count)
     return (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
 
 
-def usual(images: int, false_calls: float) -> float:
-    """The part that is held out unasked: a tenth, or what the wished rate takes, but at most a quarter.
+def held_out_images(images: int, holdout: float) -> int:
+    """How many images a holdout fraction asks for: at least one, never all."""
+    return min(images - 1, max(1, round(holdout * images)))
 
-    A few images more to learn from change little; a threshold set on a few keeps no promise worth having.
+
+def default_holdout(images: int, false_calls: float) -> float:
+    """The default holdout: a tenth, or what the requested false-call rate takes, but at most a quarter.
+
+    A few more images to train on change little; a threshold set on a few guarantees little.
     """
-    return max(TENTH, min(QUARTER, wanted(false_calls) / max(1, images)))
+    return max(TENTH, min(QUARTER, parts_needed(false_calls) / max(1, images)))
 
 
-def wanted(false_calls: float) -> int:
-    """Parts with which the wished rate is promised although the worst of them is an exception."""
-    return math.ceil(2 / false_calls) if 0 < false_calls < 1 else 0  # what is not between is refused elsewhere
+def parts_needed(false_calls: float) -> int:
+    """Held-out parts that guarantee the requested rate even if the worst of them is an exception."""
+    return math.ceil(2 / false_calls) if 0 < false_calls < 1 else 0  # other rates are rejected elsewhere

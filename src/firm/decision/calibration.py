@@ -1,148 +1,104 @@
-"""Thresholds from good images, with the false-call rates they can promise; and what of labelled defects they miss.
+"""Thresholds with guaranteed false-call rates: conformal quantiles of the scores of held-out good images.
 
-Good images that the encoder never saw are scored; a threshold is their conformal quantile. If future good images are
-like them, the chance that one is called anomalous is at most the stated rate, whatever the scores' distribution.
-Several photographs of one part count as one together: it is parts that are drawn anew, and a hundred photographs of ten
-parts say little of an eleventh.
-
-Of all thresholds that keep a promise the lowest misses least. So defects move no threshold: they only tell what it
-misses, and because it was not chosen on them their exact binomial interval holds.
+The guarantee holds for future good parts like these, for any score distribution; it counts parts, not photographs.
+Defects do not move a threshold, so the interval of the miss rate is exact.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from firm.types import FirmError
+from firm.errors import DataError, FirmError, ModelFileError, SettingError, named
+from firm.metrics.image import CONFIDENCE, Rate, rate_of
+from firm.runtime.files import write_atomically
 
 SCHEMA = 1
 PASS, REVIEW, FAIL = "PASS", "REVIEW", "FAIL"
-CONFIDENCE = 0.95  # of the interval around a rate, and of what one calibration keeps
+KIND, NAME = "calibration", "calibration.json"
+AGAIN = "run firm calibrate again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetRates:
+    """The rates a calibration aims at; a threshold set by hand is used unchanged."""
+
+    false_calls: float = 0.05  # of good parts with REVIEW or FAIL
+    fail: float = 0.01  # of good parts that FAIL
+    misses: float | None = None  # of defects that do not FAIL
+    fail_at: float | None = None
+    review_at: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_rate("false_calls", self.false_calls)
+        _check_rate("fail", self.fail)
+        if self.misses is not None and not 0 <= self.misses < 1:
+            raise SettingError(f"misses is {self.misses}; it must be 0 or more and below 1")
+        if self.fail_at is not None and self.review_at is not None:
+            _check_order(self.review_at, self.fail_at)
 
 
 @dataclass(frozen=True)
-class Threshold:
-    """Scores above `value` are anomalous; `false_calls` is the rate that `images` held-out good images support.
-
-    `parts` is how many parts they show; 0 where that was not looked for.
-    """
-
-    value: float
-    false_calls: float
-    images: int
-    parts: int = 0
-
-
-def threshold_of(
-    held_out: Float[Tensor, " n"], false_calls: float, parts: Int[Tensor, " n"] | None = None
-) -> Threshold:
-    """The lowest threshold whose false-call rate is at most the wished one, or the best the images can promise.
-
-    `parts` numbers the part each image shows; without it each shows one of its own. k parts cannot promise less than
-    1 / (k + 1); then the threshold is the largest score and says so.
-    """
-    check_rate("false_calls", false_calls)
-    weights, count = _weights(held_out, parts)
-    ordered, order = held_out.double().sort()
-    below = weights[order].cumsum(0)
-    place = min(int((below < 1 - false_calls - 1e-9).sum()), len(held_out) - 1)
-    return Threshold(float(ordered[place]), max(0.0, 1 - float(below[place])), len(held_out), count)
-
-
-def rate_at(held_out: Float[Tensor, " n"], value: float, parts: Int[Tensor, " n"] | None = None) -> float:
-    """The false-call rate that the images support for a threshold which was not chosen on them."""
-    weights, _ = _weights(held_out, parts)
-    return max(0.0, 1 - float(weights[held_out.double() <= value].sum()))
-
-
-def _weights(held_out: Float[Tensor, " n"], parts: Int[Tensor, " n"] | None) -> tuple[Float[Tensor, " n"], int]:
-    """What each image counts, those of a part together as much as any other part, and the number of parts."""
-    if not len(held_out):
-        raise FirmError("a threshold needs held-out good images; set holdout above 0 or give more images")
-    if not bool(held_out.isfinite().all()):
-        raise FirmError("a held-out score is not finite; the training diverged, lower training.lr")
-    numbers = torch.arange(len(held_out)) if parts is None else parts.unique(return_inverse=True)[1]
-    sizes = numbers.bincount()
-    return 1 / (sizes[numbers].double() * (len(sizes) + 1)), len(sizes)  # the new part has the rest
-
-
-def check_rate(name: str, rate: float) -> None:
-    if not 0 < rate < 1:
-        raise FirmError(f"{name} is {rate}; it must lie between 0 and 1")
-
-
-def check_order(review: float, fail: float) -> None:
-    if review > fail:
-        raise FirmError(
-            f"review at {review:.6g} lies above fail at {fail:.6g}; set review no higher than fail, or both by hand"
-        )
-
-
-@dataclass(frozen=True)
-class Promise:
-    """At most `kept` of good parts lie above a threshold; `wished` is what was asked for, None of one set by hand."""
+class Guarantee:
+    """At most a rate `kept` of good parts is above the threshold; `wished` is the target, None if set by hand."""
 
     wished: float | None
     kept: float
 
     @property
-    def broken(self) -> bool:
-        """More was wished than the images can support."""
+    def unmet(self) -> bool:
         return self.wished is not None and self.kept > self.wished + 1e-9
 
 
-@dataclass(frozen=True)
-class Rate:
-    """`count` of `of` images, and the exact binomial interval of the rate behind it."""
-
-    count: int
-    of: int
-    low: float
-    high: float
-
-
-def rate_of(count: int, of: int, confidence: float = CONFIDENCE) -> Rate:
-    """Clopper and Pearson's interval: it holds the true rate at least so often, however few the images."""
-    if not 0 <= count <= of or not of:
-        raise FirmError(f"{count} of {of} images is no rate; give at least one image and no more counted than given")
-    tail = (1 - confidence) / 2
-    low = _solved(lambda rate: _at_most(of - count, of, 1 - rate) < tail) if count else 0.0
-    high = _solved(lambda rate: _at_most(count, of, rate) > tail) if count < of else 1.0
-    return Rate(count, of, low, high)
+def threshold_of(
+    held_out: Float[Tensor, " n"], false_calls: float, parts: Int[Tensor, " n"] | None = None
+) -> tuple[float, Guarantee]:
+    """The lowest threshold that guarantees the false-call rate, else the largest score; k parts allow 1 / (k + 1)."""
+    _check_rate("false_calls", false_calls)
+    weights = _weights(held_out, parts)
+    ordered, order = held_out.double().sort()
+    below = weights[order].cumsum(0)
+    place = min(int((below < 1 - false_calls - 1e-9).sum()), len(held_out) - 1)
+    return float(ordered[place]), Guarantee(false_calls, max(0.0, 1 - float(below[place])))
 
 
-def _solved(below: Callable[[float], bool]) -> float:
-    """The rate up to which it holds."""
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if below(middle) else (low, middle)
-    return (low + high) / 2
+def rate_at(held_out: Float[Tensor, " n"], value: float, parts: Int[Tensor, " n"] | None = None) -> float:
+    """The guaranteed false-call rate at a threshold set by hand."""
+    return max(0.0, 1 - float(_weights(held_out, parts)[held_out.double() <= value].sum()))
 
 
-def _at_most(count: int, of: int, rate: float) -> float:
-    """The chance of at most so many among so many, each at this rate; a sum of logarithms, for many are no matter."""
-    if rate in (0.0, 1.0):
-        return 1.0 if rate == 0 or count >= of else 0.0
-    hit, miss = math.log(rate), math.log1p(-rate)
-    ways = (math.lgamma(of + 1) - math.lgamma(k + 1) - math.lgamma(of - k + 1) for k in range(count + 1))
-    return math.fsum(math.exp(one + k * hit + (of - k) * miss) for k, one in enumerate(ways))
+def _weights(held_out: Float[Tensor, " n"], parts: Int[Tensor, " n"] | None) -> Float[Tensor, " n"]:
+    """Image weights: equal for all parts, the next part included."""
+    if not len(held_out):
+        raise DataError("a threshold needs held-out good images; set holdout above 0 or give more images")
+    if not bool(held_out.isfinite().all()):
+        raise SettingError("a held-out score is not finite; the training diverged, lower training.lr")
+    numbers = torch.arange(len(held_out)) if parts is None else parts.unique(return_inverse=True)[1]
+    sizes = numbers.bincount()
+    return 1 / (sizes[numbers].double() * (len(sizes) + 1))
+
+
+def _check_rate(name: str, rate: float) -> None:
+    if not 0 < rate < 1:
+        raise SettingError(f"{name} is {rate}; it must lie between 0 and 1")
+
+
+def _check_order(review: float, fail: float) -> None:
+    if review > fail:
+        raise SettingError(f"review at {review:.6g} lies above fail at {fail:.6g}; lower review, or set both by hand")
 
 
 @dataclass(frozen=True)
 class Misses:
-    """Labelled defects that are not called: those that do not FAIL, and those of them that even PASS.
+    """Rates of labelled defects that do not FAIL and that PASS.
 
-    `enough` is the highest fail threshold at which no more than the wished rate would be missed, and `price` the rate
-    of false calls the good images support there; both None where nothing was wished.
+    `enough` is the highest fail threshold that meets the target, `price` its guaranteed false-call rate.
     """
 
     wished: float | None
@@ -158,44 +114,35 @@ class Misses:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Up to `review` an image PASSes, up to `fail` it is for REVIEW, above it FAILs; each with what it promises.
-
-    `pixel` is the heat above which a region is shown, None where there are no maps.
-    """
+    """Up to `review` an image PASSes, up to `fail` it is REVIEW, above it FAILs; regions have heat above `pixel`."""
 
     model: str  # id of the detector it belongs to
     review: float
     fail: float
     pixel: float | None
-    reviewed: Promise  # of good parts that are for REVIEW or FAIL
-    failed: Promise  # of good parts that FAIL
-    marked: Promise | None  # of good parts with a region
+    reviewed: Guarantee  # good parts with REVIEW or FAIL
+    failed: Guarantee  # good parts that FAIL
+    marked: Guarantee | None  # good parts with a region; None without maps
     images: int
     parts: int
     source: str
     scores: tuple[float, ...] = ()  # of the good images
     shown: tuple[int, ...] = ()  # the part each of them shows
-    light: tuple[float, ...] = ()  # how bright each of them is, 0 to 1; none where that was not noted
+    light: tuple[float, ...] = ()  # brightness of each, 0 to 1; empty if unknown
     misses: Misses | None = None
 
     def __post_init__(self) -> None:
-        values = [self.review, self.fail, *([] if self.pixel is None else [self.pixel])]
-        if not all(map(math.isfinite, values)):
-            raise FirmError("a threshold is not finite, so nothing can be decided; calibrate again on good images")
-        check_order(self.review, self.fail)
+        if not all(map(math.isfinite, (self.review, self.fail, self.pixel or 0.0))):
+            raise ModelFileError("a threshold is not finite, so nothing can be decided; calibrate again on good images")
+        _check_order(self.review, self.fail)
 
     @property
     def id(self) -> str:
-        """Names it by all it says, its model included: two with one name decide and promise alike."""
-        said = {name: value for name, value in asdict(self).items() if value or name != "light"}  # added later
-        return hashlib.sha256(json.dumps([SCHEMA, said], sort_keys=True).encode()).hexdigest()[:16]
+        """A digest of all its values, including the model."""
+        return hashlib.sha256(json.dumps([SCHEMA, asdict(self)], sort_keys=True).encode()).hexdigest()[:16]
 
-    def surely(self, limit: float) -> float | None:
-        """The rate of good parts above a limit that this very calibration keeps with 95 % confidence.
-
-        A promise holds on average over calibrations, and one from few parts may lie well above it: exact and one-sided,
-        from the parts of which any image lies above. None where the scores are not known.
-        """
+    def upper_bound(self, limit: float) -> float | None:
+        """This calibration's 95 % confidence bound on the rate of good parts above a limit; None without scores."""
         if not self.scores:
             return None
         numbers = torch.tensor(self.shown)
@@ -203,29 +150,10 @@ class Calibration:
         return rate_of(above, int(numbers.max()) + 1, 2 * CONFIDENCE - 1).high
 
     def verdict(self, score: float) -> str:
-        """The word for a score; one that is no number is for nobody to pass."""
+        """PASS, REVIEW or FAIL; raises for nan."""
         if math.isnan(score):
-            raise FirmError("a score is not a number, so nothing can be decided; fit the detector again")
+            raise ModelFileError("a score is not a number, so nothing can be decided; fit the detector again")
         return PASS if score <= self.review else REVIEW if score <= self.fail else FAIL
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wishes:
-    """What is asked of a calibration; a threshold set by hand is taken as it is."""
-
-    false_calls: float = 0.05  # of good parts that are for REVIEW or FAIL
-    fail: float = 0.01  # of good parts that FAIL
-    misses: float | None = None  # of defects that do not FAIL
-    fail_at: float | None = None
-    review_at: float | None = None
-
-    def __post_init__(self) -> None:
-        check_rate("false_calls", self.false_calls)
-        check_rate("fail", self.fail)
-        if self.misses is not None and not 0 <= self.misses < 1:
-            raise FirmError(f"misses is {self.misses}; it must be 0 or more and below 1")
-        if self.fail_at is not None and self.review_at is not None:
-            check_order(self.review_at, self.fail_at)
 
 
 def calibration_of(
@@ -236,24 +164,25 @@ def calibration_of(
     parts: Int[Tensor, " n"] | None = None,
     light: Float[Tensor, " n"] | None = None,
     defects: Float[Tensor, " m"] | None = None,
-    wishes: Wishes | None = None,
+    targets: TargetRates | None = None,
 ) -> Calibration:
-    """Both thresholds from the scores of held-out good images, that of regions from the maxima of their maps.
+    """Image thresholds from the scores of held-out good images, the pixel threshold from the peaks of their maps.
 
-    `light` is how bright the images are; it decides nothing and is kept for comparison.
+    `parts` is the part each image shows; `light`, the brightness, is stored to detect drift.
     """
-    wishes = wishes or Wishes()
-    if wishes.misses is not None and defects is None:
-        raise FirmError("a wished rate of misses needs labelled defects; give some")
-    review, reviewed, count = _set(good, parts, wishes.false_calls, wishes.review_at)
-    # all that fails is called: where few false calls are wished, no more may fail
-    fail, failed, _ = _set(good, parts, min(wishes.fail, wishes.false_calls), wishes.fail_at)
-    pixel, marked, _ = (
-        (None, None, 0) if peaks is None else _set(peaks, parts, min(wishes.fail, wishes.false_calls), None)
-    )
-    misses = None
-    if defects is not None:
-        misses = _misses(defects, review, fail, good, parts, wishes.misses)
+    targets = targets or TargetRates()
+    if targets.misses is not None and defects is None:
+        raise DataError("a target rate of misses needs labelled defects; give some")
+    # FAIL implies a call, so its rate cannot exceed that of false calls
+    failing = min(targets.fail, targets.false_calls)
+    review, reviewed = _threshold(good, parts, targets.false_calls, targets.review_at)
+    fail, failed = _threshold(good, parts, failing, targets.fail_at)
+    pixel, marked = (None, None) if peaks is None else threshold_of(peaks, failing, parts)
+    shown = torch.arange(len(good)) if parts is None else parts.unique(return_inverse=True)[1]
+    count = int(shown.max()) + 1
+    source = f"from {plural(len(good), 'held-out good image')}" + f" of {count} parts" * (count < len(good))
+    source += "" if defects is None else f" and {len(defects)} defects"
+    by_hand = [name for name, value in (("fail", targets.fail_at), ("review", targets.review_at)) if value is not None]
     return Calibration(
         model=model,
         review=review,
@@ -264,67 +193,154 @@ def calibration_of(
         marked=marked,
         images=len(good),
         parts=count,
-        source=_source(len(good), count, 0 if defects is None else len(defects), wishes),
+        source=source + (f"; {' and '.join(by_hand)} set by hand" if by_hand else ""),
         scores=tuple(good.double().tolist()),
-        shown=tuple(range(len(good)) if parts is None else parts.unique(return_inverse=True)[1].tolist()),
+        shown=tuple(shown.tolist()),
         light=() if light is None else tuple(light.double().tolist()),
-        misses=misses,
+        misses=None if defects is None else _misses(defects, review, fail, good, parts, targets.misses),
     )
 
 
-def of_threshold(bound: Threshold, model: str, *, maps: bool) -> Calibration:
-    """The one threshold of a detector of schema 1: nothing is for review, and heat is measured by it, too."""
-    promise = Promise(None, bound.false_calls)
-    return Calibration(
-        model=model,
-        review=bound.value,
-        fail=bound.value,
-        pixel=bound.value if maps else None,
-        reviewed=promise,
-        failed=promise,
-        marked=None,
-        images=bound.images,
-        parts=bound.parts,
-        source=f"the fit's own threshold, {_from(bound.images, bound.parts)}",
-    )
-
-
-def _set(
-    good: Float[Tensor, " n"], parts: Int[Tensor, " n"] | None, wished: float, by_hand: float | None
-) -> tuple[float, Promise, int]:
-    found = threshold_of(good, wished, parts)
+def _threshold(good: Tensor, parts: Tensor | None, target: float, by_hand: float | None) -> tuple[float, Guarantee]:
     if by_hand is None:
-        return found.value, Promise(wished, found.false_calls), found.parts
-    return by_hand, Promise(None, rate_at(good, by_hand, parts)), found.parts
+        return threshold_of(good, target, parts)
+    return by_hand, Guarantee(None, rate_at(good, by_hand, parts))
 
 
 def _misses(
-    defects: Float[Tensor, " m"],
-    review: float,
-    fail: float,
-    good: Float[Tensor, " n"],
-    parts: Int[Tensor, " n"] | None,
-    wished: float | None,
+    defects: Tensor, review: float, fail: float, good: Tensor, parts: Tensor | None, target: float | None
 ) -> Misses:
     if not len(defects) or not bool(defects.isfinite().all()):
-        raise FirmError("the defects have no finite score among them all; give at least one image of a defect")
+        raise DataError("the defects have no finite score among them all; give at least one image of a defect")
     scores = defects.double()
     unfailed, passed = (rate_of(int((scores <= limit).sum()), len(scores)) for limit in (fail, review))
-    if wished is None:
+    if target is None:
         return Misses(None, unfailed, passed)
-    # as many as may be missed lie at or below it; the next one must lie above
-    first = float(scores.sort().values[min(int(wished * len(scores) + 1e-9), len(scores) - 1)])
+    # the allowed misses are at or below the threshold, the next defect is above it
+    first = float(scores.sort().values[min(int(target * len(scores) + 1e-9), len(scores) - 1)])
     enough = math.nextafter(first, -math.inf)
-    return Misses(wished, unfailed, passed, enough, rate_at(good, enough, parts))
+    return Misses(target, unfailed, passed, enough, rate_at(good, enough, parts))
 
 
-def _source(images: int, parts: int, defects: int, wishes: Wishes) -> str:
-    by_hand = [name for name, value in (("fail", wishes.fail_at), ("review", wishes.review_at)) if value is not None]
-    told = _from(images, parts) + (f" and {defects} defects" if defects else "")
-    return f"{told}; {' and '.join(by_hand)} set by hand" if by_hand else told
+# --- in words ---
 
 
-def _from(images: int, parts: int) -> str:
-    """Parts rather than photographs, where these are several of one part."""
-    told = f"from {images} held-out good image{'s' * (images != 1)}"
-    return f"{told} of {parts} parts" if 0 < parts < images else told
+def summary_of(calibration: Calibration) -> list[str]:
+    """The thresholds and their guarantees."""
+    lines = [
+        f"PASS up to {calibration.review:.6g}, REVIEW up to {calibration.fail:.6g}, FAIL above",
+        f"guarantee: at most {_percent(calibration.reviewed.kept)} of good parts are for REVIEW or FAIL, "
+        f"at most {_percent(calibration.failed.kept)} FAIL, on average over calibrations",
+    ]
+    review, fail = calibration.upper_bound(calibration.review), calibration.upper_bound(calibration.fail)
+    if review is not None and fail is not None:
+        bounds = f"{_percent(review)} for REVIEW or FAIL, {_percent(fail)} FAIL"
+        lines.append(f"95 % confidence bound for this calibration: {bounds}")
+    if calibration.pixel is not None and calibration.marked is not None:
+        rate = _percent(calibration.marked.kept)
+        lines.append(f"regions: heat above {calibration.pixel:.6g}, in at most {rate} of good parts")
+    if calibration.misses is not None:
+        unfailed, passed = _counted(calibration.misses.unfailed), _counted(calibration.misses.passed)
+        lines.append(f"defects: {unfailed} do not FAIL, {passed} PASS")
+    return lines
+
+
+def warnings_of(calibration: Calibration) -> list[str]:
+    """Targets that are not met, and what would be needed."""
+    images, parts, lines = calibration.images, calibration.parts, []
+    count = plural(parts, "good part") if parts < images else plural(images, "good image")
+    for name, guarantee in (("FAIL", calibration.failed), ("REVIEW", calibration.reviewed)):
+        if guarantee.wished and guarantee.unmet:
+            needed = math.ceil(1 / guarantee.wished - 1e-9) - 1
+            lines.append(
+                f"{count} cannot guarantee {100 * guarantee.wished:g} % for {name}: the lowest rate they guarantee is "
+                f"{_percent(guarantee.kept)}, and {100 * guarantee.wished:g} % takes {needed}"
+            )
+    if calibration.review == calibration.fail:
+        lines.append("review and fail are the same threshold, so nothing is for REVIEW")
+    misses = calibration.misses
+    if misses is not None and misses.too_many and misses.wished is not None and misses.price is not None:
+        lines.append(
+            f"at most {100 * misses.wished:g} % misses cannot be reached with at most "
+            f"{_percent(calibration.failed.kept)} false calls, which come first; it takes a fail threshold of "
+            f"{misses.enough:.6g}, at which up to {_percent(misses.price)} of good parts FAIL"
+        )
+    return lines
+
+
+def plural(number: int, name: str) -> str:
+    """1 image, 2 images."""
+    return f"{number} {name}{'s' * (number != 1)}"
+
+
+def _percent(rate: float) -> str:
+    return f"{100 * rate:.1f} %"
+
+
+def _counted(rate: Rate) -> str:
+    interval = f"95 % interval {100 * rate.low:.1f} to {100 * rate.high:.1f}"
+    return f"{rate.count} of {rate.of} ({_percent(rate.count / rate.of)}, {interval})"
+
+
+# --- the file in a detector's folder ---
+
+
+def beside(model: Path | str) -> Path:
+    """Where the calibration of a detector is stored."""
+    return Path(model) / NAME
+
+
+def to_json(calibration: Calibration) -> dict[str, Any]:
+    """All values and the id."""
+    return {"kind": KIND, "schema": SCHEMA, "id": calibration.id, **asdict(calibration)}
+
+
+def from_json(values: Any) -> Calibration:
+    """Read what `to_json` wrote; refuses anything else."""
+    if not isinstance(values, dict) or values.get("kind") != KIND:
+        raise ModelFileError(f"this is no calibration; {AGAIN}")
+    if values.get("schema") != SCHEMA:
+        raise ModelFileError(f"it has schema {values.get('schema')}, this firm reads {SCHEMA}; upgrade firm or {AGAIN}")
+    fields = {name: value for name, value in values.items() if name not in ("kind", "schema", "id")}
+    try:
+        for name in ("reviewed", "failed", "marked"):
+            fields[name] = fields[name] and Guarantee(**fields[name])
+        for name in ("scores", "shown", "light"):
+            fields[name] = tuple(fields[name])
+        if (misses := fields["misses"]) is not None:
+            rates = {name: Rate(**misses[name]) for name in ("unfailed", "passed")}
+            fields["misses"] = Misses(**(misses | rates))
+        calibration = Calibration(**fields)
+        unchanged = calibration.id == values["id"]
+    except (FirmError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ModelFileError(f"its content is not that of a calibration ({_line(error)}); {AGAIN}") from error
+    if not unchanged:
+        raise ModelFileError(f"it was damaged or edited after it was written; {AGAIN}")
+    return calibration
+
+
+def write_calibration(path: Path | str, calibration: Calibration) -> None:
+    """Write JSON atomically."""
+    write_atomically(Path(path), (json.dumps(to_json(calibration), indent=2) + "\n").encode())
+
+
+def read_calibration(path: Path | str, *, model: str) -> Calibration:
+    """Read the calibration of a model; refuses a damaged, edited or foreign one."""
+    try:
+        calibration = from_json(json.loads(Path(path).read_bytes()))
+    except FileNotFoundError:
+        raise ModelFileError(f"there is no file {named(path)}; {AGAIN}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelFileError(f"{named(path)} cannot be read as JSON ({_line(error)}); {AGAIN}") from None
+    except FirmError as error:
+        raise ModelFileError(f"the calibration {named(path)} cannot be used: {error}") from None
+    if calibration.model != model:
+        raise ModelFileError(
+            f"the calibration {named(path)} belongs to model {named(calibration.model)}, not to {model}; "
+            f"{AGAIN} or remove it"
+        )
+    return calibration
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

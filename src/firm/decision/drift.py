@@ -1,96 +1,88 @@
-"""Whether a batch of new images is still like the good images of the calibration, as a whole: by score and by light.
+"""Drift of a batch against the calibration's good images, by score and by brightness.
 
-A threshold promises its rate of false calls only while good images look as they did. Here the scores of a batch are
-ranked among those of the calibration. Whatever the scores' distribution, a batch of good images like those, of which
-up to a fifth are replaced by defects that score higher, is called moved at most at the stated rate. More defects than
-that look like drift: no score tells a batch of worn parts from a worn lamp.
+A rank test: for any score distribution, a batch of good images with up to a fifth of higher-scoring defects is reported
+at most at the stated rate. More defects look like drift.
 """
 
-from __future__ import annotations
-
+import itertools
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from firm.images import resize
-from firm.types import FirmError
+from firm.decision.calibration import plural
+from firm.errors import DataError, SettingError
 
-DEFECTS = 5  # one in so many images may be defective without the batch having moved, however high it scores
-EDGE = 10  # of the reference, one in so many at either end is not compared with: there a few images decide
-PLACES = 99  # scores of the reference, evenly spread, that are compared with at most
-ALIEN = 0.9  # of the batch above every good image: it is of something else
-FEW = 5  # images below which that is not said
-SLIGHT = 0.05  # of the brightness: less is no change of light; a guess of what scores hardly mind
-LIT, LOOKED = 64, 64  # side at which images are looked at for their light, and how many of them at once
-# interquartile ranges by which the middle of something else lies above the reference's: beside a detector of drawn
-# plates, other products and blank images lay 21 to 102 above, and nothing but defective plates 2
-SPREADS = 6
+DEFECTS = 5  # one in so many images may be defective without drift
+EDGE = 10  # one in so many reference scores at either end is not used, because few images decide there
+PLACES = 99  # maximum number of reference scores to compare with, evenly spaced
+ALIEN = 0.9  # fraction of the batch above every good image that indicates another product
+FEW = 5  # images needed to report that
+SLIGHT = 0.05  # relative change of brightness that is tolerated; a guess
+SPREADS = (
+    6  # median above the reference's in interquartile ranges: other products were at 21 to 102, defects alone at 2
+)
 
 
 @dataclass(frozen=True)
 class Drift:
-    """What a batch's scores say; `p_value` bounds how often good images like the reference would look so moved."""
+    """Drift of the scores; `p_value` bounds the chance of it for good images like the reference."""
 
     moved: bool
-    foreign: bool  # so far above the reference that it is hardly the same product; then it has moved, too
+    foreign: bool  # probably another product; implies moved
     p_value: float
-    level: float  # the rate of false alarms: moved if p_value is not above it
+    level: float  # false-alarm rate: moved if p_value <= level
     images: int
     reference: int  # good images it was compared with, one of each part
-    direction: str  # "higher", "lower", or "" if nothing moved
-    enough: bool  # False: so few images that nothing could be called moved
+    direction: str  # "higher", "lower", or "" without drift
+    enough: bool  # False: too few images for any drift to be reported
     above: int  # images of the batch that score above every good image
 
     @property
     def sentence(self) -> str:
-        """For a person; empty where there is nothing to say."""
+        """The message to the user; empty without one."""
         if not self.enough:
-            return (
-                f"{_counted(self.images, 'image')} cannot tell whether light, camera or material have changed; beside "
-                f"{_counted(self.reference, 'good image')} of the calibration it takes "
-                f"{images_needed(self.reference, self.level)}"
-            )
+            good = plural(self.reference, "good image")
+            needed = images_needed(self.reference, self.level)
+            return f"{plural(self.images, 'image')} cannot show drift against {good} of the calibration; give {needed}"
         if self.foreign:
             return (
-                f"these images do not look like the product this detector has learnt: {self.above} of {self.images} "
-                "score above every good image of the calibration (so would a batch of nothing but defects)"
+                f"these images do not look like the product of this detector: {self.above} of {self.images} "
+                "score above every good image of the calibration (so would a batch of defects alone)"
             )
         if not self.moved:
             return ""
         cause = f"or more than one in {DEFECTS} is defective" if self.direction == "higher" else "and defects may pass"
         return (
-            f"these images as a whole score {self.direction} than the good ones of the calibration: light, camera or "
-            f"material have changed, {cause} ({_chance(self.p_value, self.level)})"
+            f"the batch has drifted: its images score {self.direction} than the good ones of the calibration; light, "
+            f"camera or material have changed, {cause} ({_chance(self.p_value, self.level)})"
         )
 
 
 @dataclass(frozen=True)
 class LightDrift:
-    """What the brightness of a batch says, whatever it scores: nothing was promised of good parts in another light.
-
-    `p_value` bounds how often good images like the reference would look so moved.
-    """
+    """Drift of the brightness: the guarantees hold for the illumination of the calibration only."""
 
     moved: bool
-    p_value: float
-    level: float  # the rate of false alarms
+    p_value: float  # bounds the chance of it for good images like the reference
+    level: float  # false-alarm rate
     images: int
     reference: int  # good images it was compared with, one of each part
-    direction: str  # "brighter", "darker", or "" if nothing moved
-    change: float  # of the middle of the batch against that of the reference, as a part of it
+    direction: str  # "brighter", "darker", or "" without drift
+    change: float  # relative change of the median
 
     @property
     def sentence(self) -> str:
-        """For a person; empty where there is nothing to say."""
+        """The message to the user; empty without one."""
         if not self.moved:
             return ""
         return (
-            f"these images as a whole are {100 * abs(self.change):.0f} % {self.direction} than the good ones of the "
-            f"calibration ({_chance(self.p_value, self.level)}): what it promises of good parts is for its own light; "
-            "set the light back, or run firm calibrate on good images taken in this one"
+            f"the light has drifted: the images are {100 * abs(self.change):.0f} % {self.direction} than the good ones "
+            f"of the calibration ({_chance(self.p_value, self.level)}), whose guarantees hold for its own light; "
+            "restore the light, or run firm calibrate on good images taken in this one"
         )
 
 
@@ -102,21 +94,21 @@ def drift(
     images: int = 0,
     level: float = 0.01,
 ) -> Drift:
-    """Compares the scores of a batch with those of held-out good images; `parts` numbers the part each of these shows.
+    """Compare the scores of a batch, one per part (`one_of_each`), with those of held-out good images of `parts`.
 
-    The batch is taken to show a part once; of several photographs of its parts give only `one_of_each`, or the rate of
-    false alarms is higher than stated, and the number of all `images`: a fifth of those may be defects, each of another
-    part.
+    `images` counts all images of the batch, of which a fifth may be defects of different parts.
     """
     new, good, alone = _compared(batch, reference, parts, level)
-    kept = new.sort().values[: max(0, len(new) - _allowed(max(images, len(new))))]  # any other may be a defect
+    kept = new.sort().values[: max(0, len(new) - _allowed(max(images, len(new))))]  # the rest may be defects
     higher, lower = _chance_of_higher(kept, alone), _chance_of_higher(-new, -alone)
     p_value = min(1.0, 2 * min(higher, lower))
     enough = 2 * _least_chance(len(kept), len(alone)) <= level
     moved = enough and p_value <= level
     direction = ("higher" if higher < lower else "lower") if moved else ""
     above = int((new > good.max()).sum())
-    foreign = direction == "higher" and len(new) >= FEW and above >= ALIEN * len(new) and _far(new, good)
+    low, middle, high = good.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
+    far = float(new.median()) > middle + SPREADS * (high - low)
+    foreign = direction == "higher" and len(new) >= FEW and above >= ALIEN * len(new) and far
     return Drift(moved, foreign, p_value, level, len(new), len(alone), direction, enough, above)
 
 
@@ -128,10 +120,7 @@ def light_drift(
     images: int = 0,
     level: float = 0.01,
 ) -> LightDrift:
-    """The same of how bright the images are; a change below `SLIGHT` is none, however sure.
-
-    Up to a fifth of the batch may be defects, brighter or darker than any good part.
-    """
+    """The same for brightness, ignoring changes below `SLIGHT`. Defects may be brighter or darker."""
     new, _, alone = _compared(batch, reference, parts, level)
     allowed = min(len(new), _allowed(max(images, len(new))))
     ordered = new.sort().values
@@ -145,20 +134,8 @@ def light_drift(
     return LightDrift(moved, p_value, level, len(new), len(alone), direction, change)
 
 
-def brightness(images: UInt8[Tensor, "n c h w"], ignored: Bool[Tensor, "s s"] | None = None) -> Float[Tensor, " n"]:
-    """The mean grey level of each, 0 to 1, without what is ignored: a sign of another light, whatever scores say."""
-    counting = torch.ones(LIT, LIT, dtype=torch.bool) if ignored is None else ~ignored.cpu()
-    parts = images.split(LOOKED) if len(images) else ()
-    levels = [resize(part, len(counting)).cpu().float().mean(1)[:, counting].mean(1) / 255 for part in parts]
-    return torch.cat([torch.empty(0), *levels])
-
-
 def one_of_each(scores: Float[Tensor, " n"], parts: Int[Tensor, " n"]) -> Float[Tensor, " k"]:
-    """The score of one photograph of each part: the first of the first part, the second of the second, and around.
-
-    Chosen without regard to the score, it is as good a draw as the only photograph of a part is. A mean or median of
-    the part would vary less than that; and always the first may always be the same side of the part.
-    """
+    """One score per part: the first of the first part, the second of the second, ... A mean would vary less."""
     numbers = parts.unique(return_inverse=True)[1]
     sizes = numbers.bincount()
     turn = torch.arange(len(sizes), device=sizes.device) % sizes
@@ -166,21 +143,20 @@ def one_of_each(scores: Float[Tensor, " n"], parts: Int[Tensor, " n"]) -> Float[
 
 
 def images_needed(reference: int, level: float) -> int:
-    """The smallest batch that could be called moved either way beside so many good images."""
-    low, high = 0, 1
-    while 2 * _least_chance(high, reference) > level:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if 2 * _least_chance(middle, reference) > level else (low, middle)
-    return high - (-high // (DEFECTS - 1))  # so many are left when the possible defects are gone
+    """The smallest batch for which drift can be reported with this many reference images."""
+
+    def enough(kept: int) -> bool:
+        return 2 * _least_chance(kept, reference) <= level
+
+    most = next(2**power for power in itertools.count() if enough(2**power))
+    kept = bisect_left(range(most), True, key=enough)
+    return kept - (-kept // (DEFECTS - 1))  # kept images plus possible defects
 
 
 def surprise(batch: Float[Tensor, "b g"], reference: Float[Tensor, "b n"]) -> Float[Tensor, " b"]:
-    """How unlikely it is that so many images lie above a score of the reference, where it is least likely; by rows.
+    """The minimum over reference scores of the hypergeometric tail probability of the count above, per row.
 
-    At each compared score of the reference the images above it are counted; of exchangeable scores the count follows
-    the hypergeometric law. Equal scores count as not above, so ties only lower the rate of false alarms.
+    Ties count as not above, so they only lower the false-alarm rate.
     """
     g, n = batch.shape[1], reference.shape[1]
     places = _places(n)
@@ -190,77 +166,59 @@ def surprise(batch: Float[Tensor, "b g"], reference: Float[Tensor, "b n"]) -> Fl
 
 
 def chance_of(surprises: Float[Tensor, " b"], g: int, n: int) -> Float[Tensor, " b"]:
-    """How often g images beside n of the reference are as surprising anywhere, if all are exchangeable."""
+    """The chance of such a minimum for g images and n of the reference, if all are exchangeable."""
     places = _places(n)
     tails = _tails(places, n, g)
-    alike = (surprises * (1 + 1e-9)).expand(len(places), -1).contiguous()  # what is equal by symmetry differs in digits
+    alike = (surprises * (1 + 1e-9)).expand(len(places), -1).contiguous()  # equal up to rounding
     bounds = torch.full((len(surprises), n), g + 1)
     bounds[:, places] = g + 1 - torch.searchsorted(tails.flip(1), alike, right=True).T
-    # it lies between the least chance and the sum over the places, which hold where a difference has lost its digits
+    # clamped to the exact bounds, because the difference loses digits
     return (1 - _never_reached(bounds, g)).clamp(surprises, (len(places) * surprises).clamp(max=1)).clamp(max=1)
 
 
 def _compared(
-    batch: Float[Tensor, " m"], reference: Float[Tensor, " n"], parts: Int[Tensor, " n"] | None, level: float
+    batch: Tensor, reference: Tensor, parts: Tensor | None, level: float
 ) -> tuple[Float[Tensor, " m"], Float[Tensor, " n"], Float[Tensor, " k"]]:
-    """The batch, the reference, and one of each part of it; what cannot be compared is refused."""
-    new, good = _checked(batch, "batch"), _checked(reference, "calibration")
+    """The validated batch, the reference, and one score per part of the reference."""
+    for name, scores in (("batch", batch), ("calibration", reference)):
+        if not len(scores):
+            raise DataError(f"the {name} holds no scores; drift needs at least one image of each")
+        if not bool(scores.isfinite().all()):
+            raise SettingError(f"a score of the {name} is not finite; the training diverged, lower training.lr")
     if not 0 < level < 1:
-        raise FirmError(f"level is {level}; it must lie between 0 and 1")
+        raise SettingError(f"level is {level}; it must lie between 0 and 1")
+    new, good = (scores.detach().cpu().double() for scores in (batch, reference))
     return new, good, good if parts is None else one_of_each(good, parts)
 
 
 def _chance(p_value: float, level: float) -> str:
-    """How sure it is, and how often it is said falsely."""
     chance = "below 0.000001" if p_value < 1e-6 else f"= {p_value:.2g}"
-    return f"p {chance}; at most {100 * level:.2g} % of batches are called so falsely"
-
-
-def _checked(scores: Float[Tensor, " n"], name: str) -> Float[Tensor, " n"]:
-    if not len(scores):
-        raise FirmError(f"the {name} holds no scores; drift is told from at least one image of each")
-    if not bool(scores.isfinite().all()):
-        raise FirmError(f"a score of the {name} is not finite; the training diverged, lower training.lr")
-    return scores.detach().cpu().double()
+    return f"p {chance}; a false alarm in at most {100 * level:.2g} % of batches"
 
 
 def _chance_of_higher(new: Float[Tensor, " g"], good: Float[Tensor, " n"]) -> float:
     return float(chance_of(surprise(new[None], good[None]), len(new), len(good))) if len(new) else 1.0
 
 
-def _counted(number: int, name: str) -> str:
-    return f"{number} {name}" if number == 1 else f"{number} {name}s"
-
-
 def _allowed(images: int) -> int:
-    """How many of a batch may be defects: a fifth, rounded up, so that the only defect of four is no drift."""
+    """How many images of a batch may be defects: a fifth, rounded up."""
     return -(-images // DEFECTS)
 
 
-def _far(new: Float[Tensor, " m"], good: Float[Tensor, " n"]) -> bool:
-    """Whether the middle of the batch lies several spreads above that of the reference."""
-    low, middle, high = good.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
-    return float(new.median()) > middle + SPREADS * (high - low)
-
-
 def _places(n: int) -> Int[Tensor, " p"]:
-    """Which of the sorted scores of the reference are compared with, lowest first; the same from either end."""
+    """Indices of the sorted reference scores to compare with, symmetric."""
     first, last = n // EDGE, n - 1 - n // EDGE
     return torch.linspace(first, last, min(PLACES, last - first + 1), dtype=torch.float64).round().long()
 
 
 def _least_chance(g: int, n: int) -> float:
-    """The chance that all of g images lie above the highest compared score: nothing is more surprising."""
+    """The smallest possible chance: all g images are above the highest compared score."""
     over = n - 1 - int(_places(n)[-1])
     return math.exp(sum(math.log(i) - math.log(g + i) for i in range(over + 1, n + 1)))
 
 
-def _log_choose(n: int, k: int) -> float:
-    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-
-
 def _tails(places: Int[Tensor, " p"], n: int, g: int) -> Float[Tensor, "p a"]:
-    """The chance that at least a = 0..g of g images lie above each place among n: orders of those above and below."""
+    """The chance that at least a = 0..g of g images are above each place among n."""
     log = torch.arange(1, n + g + 2, dtype=torch.float64).lgamma()  # of factorials
     above, place = torch.arange(g + 1), places[:, None]
     over = log[above + n - 1 - place] - log[above] - log[n - 1 - place]
@@ -270,15 +228,11 @@ def _tails(places: Int[Tensor, " p"], n: int, g: int) -> Float[Tensor, "p a"]:
 
 
 def _never_reached(bounds: Int[Tensor, "b n"], g: int) -> Float[Tensor, " b"]:
-    """The part of all orders of g images and n of reference in which, above each of these, are fewer than its bound.
-
-    From the highest of the reference downwards, the orders so far are counted by how many images they hold; as
-    logarithms, since there are more than floating point reaches.
-    """
+    """The fraction of orders of g images and n of the reference in which every count above stays below its bound."""
     rows, n = bounds.shape
     held = torch.arange(g + 1)
     orders = torch.full((rows, g + 1), -math.inf, dtype=torch.float64)
     orders[:, 0] = 0
     for place in reversed(range(n)):
         orders = orders.logcumsumexp(1).masked_fill(held >= bounds[:, place, None], -math.inf)
-    return (orders.logsumexp(1) - _log_choose(n + g, g)).exp()
+    return (orders.logsumexp(1) - (math.lgamma(n + g + 1) - math.lgamma(g + 1) - math.lgamma(n + 1))).exp()

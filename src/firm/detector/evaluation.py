@@ -1,66 +1,66 @@
-"""A trained encoder or a whole detector x labelled images -> what it is worth, each number with its interval."""
+"""Evaluate a detector on labelled images: image and pixel metrics with confidence intervals."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from dataclasses import dataclass, field
 from itertools import compress
 
 import torch
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
-from firm.calibration import FAIL, PASS, REVIEW, Calibration
+from firm.data.duplicates import copies_of_known, thumbnails
 from firm.data.folder import GOOD
-from firm.detector import Detector
-from firm.encoder import ResNet18
-from firm.ignoring import scaled
-from firm.images import Preprocessing
-from firm.leaks import copies, thumbnails
-from firm.localisation import Localisation, localisation
-from firm.metrics import Interval, auroc, auroc_interval
-from firm.scores import Scoring, fit_scorings, reference_features, score_images
-from firm.streams import stream
-from firm.types import FirmError, Located, Truth
+from firm.decision.calibration import FAIL, PASS, REVIEW, Calibration
+from firm.detector.detector import Detector
+from firm.errors import DataError
+from firm.images.ignore_mask import scaled
+from firm.metrics.image import Interval, auroc, auroc_interval
+from firm.metrics.pixel import Localisation, localisation
+from firm.types import Located, Truth
+
+IGNORED = "(ignored)"  # kind of images whose defect is under ignored pixels; cannot be a folder name
+COVERED = 0.95  # fraction of a marked defect under ignored pixels from which the image is not evaluated
+SUSPICIOUS = 0.75  # AUROC of a trivial baseline from which the test set is suspicious
 
 
-def evaluate(
-    encoder: ResNet18,
-    preprocessing: Preprocessing,
-    *,
-    references: Tensor,
-    test: Tensor,
-    anomalous: Bool[Tensor, " m"],
-    scorings: Mapping[str, Scoring],
-    on_chunk: Callable[[int], None] | None = None,
-) -> dict[str, Interval]:
-    """AUROC of every scoring from one embedding of the references and one of each look at the test images."""
-    turns = max(scoring.turns for scoring in scorings.values())
-    fitted = fit_scorings(scorings, reference_features(encoder, preprocessing, references, turns))
-    scores = score_images(encoder, preprocessing, test, fitted, on_chunk)
-    return {name: auroc_interval(values, anomalous) for name, values in scores.items()}
+@dataclass(frozen=True)
+class Labelled:
+    """Test images with the detector's scores and maps, and the ground truth."""
 
+    located: Located
+    images: UInt8[Tensor, "m c h w"]
+    anomalous: Bool[Tensor, " m"]
+    truth: Truth | None = None
 
-def balanced_subset(anomalous: Bool[Tensor, " m"], images: int, *, seed: int = 0) -> Int[Tensor, " k"]:
-    """Indices of a reduced test set, half normal and half anomalous where there are enough; 0 is all of it."""
-    if not images or images >= len(anomalous):
-        return torch.arange(len(anomalous))
-    rng = stream(seed, "test subset")
-    normal, wrong = ((anomalous == label).nonzero().squeeze(1) for label in (False, True))
-    take = min(images // 2, len(normal))
-    chosen = [side[torch.randperm(len(side), generator=rng)] for side in (normal, wrong)]
-    return torch.cat([chosen[0][:take], chosen[1][: images - take]]).sort().values
+    def __getitem__(self, chosen: Bool[Tensor, " m"]) -> Labelled:
+        """A subset of the images."""
+        if (truth := self.truth) is not None:
+            kinds, files = (tuple(compress(names, chosen.tolist())) for names in (truth.kinds, truth.files))
+            truth = Truth(kinds, truth.masks[chosen], truth.known[chosen], files)
+        located = Located(self.located.scores[chosen], self.located.maps[chosen])
+        return Labelled(located, self.images[chosen], self.anomalous[chosen], truth)
 
+    @property
+    def kinds(self) -> list[str]:
+        if self.truth is not None:
+            return list(self.truth.kinds)
+        return ["defective" if bad else GOOD for bad in self.anomalous.tolist()]
 
-IGNORED = "(ignored)"  # the kind of images whose defect is not to be found: no folder's name
-UNSEEN = 0.95  # part of a marked defect under ignored pixels from which it is not to be found
-SUSPICIOUS = 0.75  # AUROC from which a trivial score tells that images differ by more than their defects
+    def under(self, ignored: Bool[Tensor, "a b"] | None) -> Bool[Tensor, " m"]:
+        """The defective images whose marked pixels are (nearly) all ignored."""
+        if ignored is None or self.truth is None:
+            return torch.zeros_like(self.anomalous)
+        masks = self.truth.masks
+        marked, covered = (mask.flatten(1).sum(1) for mask in (masks, masks & scaled(ignored, *masks.shape[1:])))
+        return self.anomalous & self.truth.known & (marked > 0) & (covered >= COVERED * marked)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How well one kind of defect is told from good images, and found in them (None: its masks are not known)."""
+    """How well one kind of defect is detected and localised (None without ground-truth masks)."""
 
     images: int
     auroc: Interval
@@ -69,10 +69,10 @@ class Kind:
 
 @dataclass(frozen=True)
 class Trivial:
-    """AUROC of scores that know nothing of defects: a warning against confounded or leaky test sets, no result."""
+    """AUROC of trivial baselines, to detect confounded or leaky test sets."""
 
-    brightness: float  # the mean grey level; far above or below 0.5 the light differs between good and bad
-    neighbour: float  # the distance of the shrunken whole image to the nearest good one
+    brightness: float  # mean grey level; far from 0.5, good and defective images differ in illumination
+    neighbour: float  # distance of the thumbnail to the nearest good one
 
     @property
     def suspicious(self) -> bool:
@@ -81,7 +81,7 @@ class Trivial:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a detector is worth on labelled images."""
+    """The metrics of a detector on labelled images."""
 
     images: int
     overall: Kind
@@ -90,159 +90,60 @@ class Evaluation:
     false_calls: float
     trivial: Trivial
     confusion: dict[str, dict[str, int]] = field(default_factory=dict)  # kind -> verdict -> images
-    copies: int = 0  # test images that were learnt from, as far as thumbnails tell
-    ignored: int = 0  # defective images marked only where pixels are ignored: in `confusion`, in no other number
+    copies: int = 0  # test images that are also training images, by their thumbnails
+    ignored: int = 0  # defective images marked only under ignored pixels: counted in `confusion` alone
 
 
-def evaluate_detector(
-    detector: Detector,
-    images: UInt8[Tensor, "m c h w"],
-    anomalous: Bool[Tensor, " m"],
-    truth: Truth | None,
-    on_chunk: Callable[[int], None] | None = None,
-) -> Evaluation:
-    """Image and pixel measures over all defects and for each kind against all good images; the threshold's rates."""
-    return evaluation(detector, look(detector, images, on_chunk), images, anomalous, truth)
+def evaluate(detector: Detector, test: Labelled) -> Evaluation:
+    """Metrics over all defects and per kind of defect against all good images, and the rates at the threshold.
 
-
-def look(
-    detector: Detector, images: UInt8[Tensor, "m c h w"], on_chunk: Callable[[int], None] | None = None
-) -> Located:
-    """What a detector finds; one that looks at whole images has empty maps."""
-    if detector.localiser is None:
-        return Located(detector.score(images, on_chunk), torch.empty(len(images), 0, 0))
-    return detector.locate(images, on_chunk)
-
-
-def evaluation(
-    detector: Detector,
-    found: Located,
-    images: UInt8[Tensor, "m c h w"],
-    anomalous: Bool[Tensor, " m"],
-    truth: Truth | None,
-) -> Evaluation:
-    """The same of what was found already.
-
-    Ignored pixels are left out of the pixel measures, and images whose defect they cover of all but a count.
+    Pixel metrics exclude ignored pixels; images whose defect is ignored are only counted.
     """
-    under = wholly_ignored(detector.ignored, anomalous, truth)
-    if not bool(under.any()):
-        return _evaluation(detector, found, images, anomalous, truth)
-    if bool(under[anomalous].all()):
-        raise FirmError("all defects are marked only where pixels are ignored; give images of others, or mark less")
-    counted = _evaluation(detector, *seen_alone(~under, found, images, anomalous, truth))
-    apart = _confusion(detector.calibration, found.scores[under], [IGNORED] * int(under.sum()))
-    return replace(
-        counted,
-        confusion=counted.confusion | apart,
-        copies=int(copies(images, detector.thumbnails).sum()),
+    ignored = detector.model.ignored
+    under = test.under(ignored)
+    if bool(under.any()) and bool(under[test.anomalous].all()):
+        raise DataError("all marked defects are under ignored pixels; give images of others, or ignore less")
+    counted, anomalous = test[~under], test.anomalous[~under]
+    above = counted.located.scores > (math.inf if detector.calibration is None else detector.limit)
+    kinds = [IGNORED if hidden else kind for kind, hidden in zip(test.kinds, under.tolist(), strict=True)]
+    by_kind = {}
+    for name in sorted(set(counted.kinds) - {GOOD}) if test.truth is not None else ():
+        of_kind = torch.tensor([kind == name for kind in counted.kinds])
+        by_kind[name] = _kind(counted[~anomalous | of_kind], ignored)
+    return Evaluation(
+        images=len(counted.images),
+        overall=_kind(counted, ignored),
+        kinds=by_kind,
+        caught=float(above[anomalous].float().mean()),
+        false_calls=float(above[~anomalous].float().mean()),
+        trivial=trivial(counted.images, anomalous, detector.thumbnails),
+        confusion=_confusion(detector.calibration, test.located.scores, kinds),
+        copies=int(copies_of_known(test.images, detector.thumbnails).sum()),
         ignored=int(under.sum()),
     )
 
 
-def wholly_ignored(
-    ignored: Bool[Tensor, "a b"] | None, anomalous: Bool[Tensor, " m"], truth: Truth | None
-) -> Bool[Tensor, " m"]:
-    """The defective images whose marked pixels are ignored, as good as all of them; without a mask none is known."""
-    if ignored is None or truth is None:
-        return torch.zeros_like(anomalous)
-    here = scaled(ignored, *truth.masks.shape[1:])
-    marked = truth.masks.flatten(1).sum(1)
-    covered = (truth.masks & here).flatten(1).sum(1)
-    return anomalous & truth.known & (marked > 0) & (covered >= UNSEEN * marked)
-
-
-def seen_alone(
-    chosen: Bool[Tensor, " m"],
-    found: Located,
-    images: UInt8[Tensor, "m c h w"],
-    anomalous: Bool[Tensor, " m"],
-    truth: Truth | None,
-) -> tuple[Located, UInt8[Tensor, "k c h w"], Bool[Tensor, " k"], Truth | None]:
-    """The chosen images alone."""
-    if bool(chosen.all()):
-        return found, images, anomalous, truth
-    located = Located(found.scores[chosen], found.maps[chosen])
-    if truth is not None:
-        kinds, files = (tuple(compress(names, chosen.tolist())) for names in (truth.kinds, truth.files))
-        truth = Truth(kinds, truth.masks[chosen], truth.known[chosen], files)
-    return located, images[chosen], anomalous[chosen], truth
-
-
-def _evaluation(
-    detector: Detector,
-    found: Located,
-    images: UInt8[Tensor, "m c h w"],
-    anomalous: Bool[Tensor, " m"],
-    truth: Truth | None,
-) -> Evaluation:
-    names = () if truth is None else tuple(sorted(set(truth.kinds) - {"good"}))
-    kinds = {}
-    for name in names:
-        of_kind = torch.tensor([kind == name for kind in truth.kinds]) if truth else anomalous
-        kinds[name] = _kind(found, anomalous, truth, ~anomalous | of_kind, detector.ignored)
-    above = found.scores > (math.inf if detector.calibration is None else detector.limit)
-    return Evaluation(
-        images=len(images),
-        overall=_kind(found, anomalous, truth, torch.ones_like(anomalous), detector.ignored),
-        kinds=kinds,
-        caught=float(above[anomalous].float().mean()),
-        false_calls=float(above[~anomalous].float().mean()),
-        trivial=trivial(images, anomalous, detector.thumbnails),
-        confusion=_confusion(detector.calibration, found.scores, _called(anomalous, truth)),
-        copies=int(copies(images, detector.thumbnails).sum()),
-    )
-
-
-def _called(anomalous: Bool[Tensor, " m"], truth: Truth | None) -> list[str]:
-    """The kind of each image."""
-    return ["defective" if bad else GOOD for bad in anomalous.tolist()] if truth is None else list(truth.kinds)
-
-
 def _confusion(by: Calibration | None, scores: Float[Tensor, " m"], kinds: list[str]) -> dict[str, dict[str, int]]:
-    """How many images of each kind have each verdict, the good ones first; empty without a calibration."""
+    """Images per kind and verdict, good first, ignored last; empty without a calibration."""
     if by is None:
         return {}
-    said = [by.verdict(score) for score in scores.tolist()]
-    order = sorted(set(kinds), key=lambda kind: (kind != GOOD, kind))
-    return {
-        kind: {word: sum(one == (kind, word) for one in zip(kinds, said, strict=True)) for word in (PASS, REVIEW, FAIL)}
-        for kind in order
-    }
+    counts = Counter(zip(kinds, map(by.verdict, scores.tolist()), strict=True))
+    order = sorted(set(kinds), key=lambda kind: (kind != GOOD, kind == IGNORED, kind))
+    return {kind: {verdict: counts[kind, verdict] for verdict in (PASS, REVIEW, FAIL)} for kind in order}
 
 
 def trivial(images: UInt8[Tensor, "m c h w"], anomalous: Bool[Tensor, " m"], known: UInt8[Tensor, "n s s"]) -> Trivial:
-    """What brightness alone and the nearest whole good image alone would reach on these images."""
+    """AUROC of brightness alone and of the nearest good thumbnail alone."""
     small = thumbnails(images).float().flatten(1)
     nearest = torch.cdist(small, known.float().flatten(1)).amin(1) if len(known) else torch.zeros(len(small))
     return Trivial(auroc(small.mean(1), anomalous), auroc(nearest, anomalous))
 
 
-def _kind(
-    found: Located,
-    anomalous: Bool[Tensor, " m"],
-    truth: Truth | None,
-    chosen: Bool[Tensor, " m"],
-    ignored: Bool[Tensor, "s s"] | None,
-) -> Kind:
-    return Kind(
-        images=int((chosen & anomalous).sum()),
-        auroc=auroc_interval(found.scores[chosen], anomalous[chosen]),
-        localisation=_localisation(found.maps, truth, chosen, ignored),
-    )
-
-
-def _localisation(
-    maps: Float[Tensor, "m h w"],
-    truth: Truth | None,
-    chosen: Bool[Tensor, " m"],
-    ignored: Bool[Tensor, "s s"] | None,
-) -> Localisation | None:
-    """Pixel measures on the images whose masks are known; None without maps or without a marked defect."""
-    if truth is None or not maps.numel():
-        return None
-    known = chosen & truth.known
-    masks = truth.masks[known]
-    if masks.shape[1:] != maps.shape[1:] or not bool((masks if ignored is None else masks & ~ignored).any()):
-        return None
-    return localisation(maps[known], masks, ignored=ignored)
+def _kind(test: Labelled, ignored: Bool[Tensor, "s s"] | None) -> Kind:
+    """Image metrics, and pixel metrics if there are maps and a marked defect."""
+    maps, truth, pixels = test.located.maps, test.truth, None
+    if truth is not None and maps.numel():
+        masks = truth.masks[truth.known]
+        if masks.shape[1:] == maps.shape[1:] and bool((masks if ignored is None else masks & ~ignored).any()):
+            pixels = localisation(maps[truth.known], masks, ignored=ignored)
+    return Kind(int(test.anomalous.sum()), auroc_interval(test.located.scores, test.anomalous), pixels)

@@ -1,126 +1,119 @@
-"""A batch of files inspected one by one: verdicts, what could not be read, whether the batch as a whole has moved."""
+"""Inspect a batch of files one by one: verdicts, files left out, and drift of the whole batch."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
+import cv2
 import numpy as np
+import numpy.typing as npt
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from firm.detector import Detector
-from firm.drift import Drift, LightDrift, drift, light_drift, one_of_each
-from firm.errors import UnreadableImage
-from firm.explaining import most_similar
-from firm.images import resize
-from firm.promises import sentences
-from firm.report.entry import Shown, surroundings
-from firm.report.heat import ends
-from firm.report.ledger import worst
-from firm.report.page import GALLERY, write_page
-from firm.sisters import ENOUGH, sisters
-from firm.verdicts import Verdict
+from firm.data.duplicates import ALIGNMENT_SIDE, group_by_part
+from firm.decision.calibration import FAIL, PASS, REVIEW
+from firm.decision.drift import Drift, LightDrift, drift, light_drift, one_of_each
+from firm.decision.verdict import Verdict
+from firm.detector.detector import Detector, Examined
+from firm.errors import ImageError
+from firm.images.preprocess import resize
 
-COMPARED = 2000  # images among which photographs of one part are looked for: a hundred megabytes
+COMPARED = 2000  # images that are grouped by part: about 100 MB
+
+Pixels = npt.NDArray[np.uint8]
+Result = TypeVar("Result", Drift, LightDrift)
+
+
+@dataclass(frozen=True)
+class InspectedImage:
+    """A verdict with the images that explain it."""
+
+    verdict: Verdict
+    picture: UInt8[Pixels, "h w 3"]  # the decoded image
+    heat: Float[npt.NDArray[np.float32], "r c"] | None  # anomaly map of the whole picture, at any resolution
+    nearest: UInt8[Pixels, "h w 3"] | None = None  # the good part most similar at the worst patch, aligned
 
 
 @dataclass
 class Inspection:
-    """What is remembered of a batch: verdicts and small copies, never a picture."""
+    """The state of a batch: verdicts and small copies, never a full picture."""
 
     detector: Detector
-    strict: bool = False  # stop at the first file that cannot be used
+    strict: bool = False  # stop at the first unusable file
     verdicts: list[Verdict] = field(default_factory=list)
-    quarantined: list[tuple[str, str]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what is to be said of all of them together, once all are judged
+    left_out: list[tuple[str, str]] = field(default_factory=list)  # file, reason
+    notes: list[str] = field(default_factory=list)  # warnings about the whole batch, complete after the last image
     on_image: Callable[[int], None] | None = None
     _small: list[Tensor] = field(default_factory=list)
-    _light: list[float] = field(default_factory=list)
-    _parts: Int[Tensor, " n"] = field(default_factory=lambda: torch.empty(0, dtype=torch.long))  # found once
+    _brightness: list[float] = field(default_factory=list)
+    _parts: Int[Tensor, " n"] = field(default_factory=lambda: torch.empty(0, dtype=torch.long))  # computed once
 
-    def __call__(self, files: Iterable[Path], *, explain: bool = True) -> Iterator[Shown]:
-        """Each file judged as it is asked for; one that cannot be used is put aside with the reason."""
+    def __call__(self, files: Iterable[Path], *, explain: bool = True) -> Iterator[InspectedImage]:
+        """Inspect the files lazily; an unusable one is left out with the reason."""
         for file in files:
-            shown = self._judged(file, explain)
+            image = self._inspect(file, explain)
             if self.on_image is not None:
                 self.on_image(1)
-            if shown is not None:
-                yield shown
-        moved, lit = self.drift(), self.light_drift()
-        if moved is not None and moved.sentence:
-            self.notes.append(moved.sentence)
-        if lit is not None and lit.sentence and not (moved is not None and moved.foreign):  # of what is something else
-            self.notes.append(lit.sentence)
+            if image is not None:
+                yield image
+            del image  # frees it before the next one is made
+        scores, light = self.drift(), self.light_drift()
+        if scores is not None and scores.sentence:
+            self.notes.append(scores.sentence)
+        if light is not None and light.sentence and not (scores is not None and scores.foreign):  # another product
+            self.notes.append(light.sentence)
 
-    def _judged(self, file: Path, explain: bool) -> Shown | None:
+    def _inspect(self, file: Path, explain: bool) -> InspectedImage | None:
         try:
-            found = self.detector.examine(file)
-        except UnreadableImage as error:
+            examined = self.detector.examine(file)
+        except ImageError as error:
             if self.strict:
                 raise
-            self.quarantined.append((str(file), str(error)))
+            self.left_out.append((str(file), str(error)))
             return None
-        self.verdicts.append(found.verdict)
-        self._light.append(found.light)
+        self.verdicts.append(examined.verdict)
+        self._brightness.append(examined.light)
         if len(self._small) < COMPARED:
-            self._small.append(resize(self.detector.preprocessing.read(found.picture), ENOUGH))
-        nearest = most_similar(self.detector, found) if explain else None
-        region = worst(found.verdict)
-        if nearest is not None and region is not None:  # the same place of both is shown side by side
-            nearest = nearest[surroundings(region, *nearest.shape[:2])]
-        cold = np.full((1, 1), ends(found.verdict.review)[0], np.float32)
-        return Shown(found.verdict, found.picture, cold if found.heat is None else found.heat.numpy(), nearest)
+            self._small.append(resize(self.detector.preprocessing.read(examined.picture), ALIGNMENT_SIDE))
+        nearest = most_similar(self.detector, examined) if explain else None
+        heat = None if examined.heat is None else examined.heat.numpy()
+        return InspectedImage(examined.verdict, examined.picture, heat, nearest)
 
     def counts(self) -> dict[str, int]:
         """How many images have each verdict, worst first."""
-        words = [one.verdict for one in self.verdicts]
-        return {word: words.count(word) for word in ("FAIL", "REVIEW", "PASS")}
+        verdicts = [verdict.verdict for verdict in self.verdicts]
+        return {name: verdicts.count(name) for name in (FAIL, REVIEW, PASS)}
 
     def drift(self) -> Drift | None:
-        """The batch against the calibration; None where one of the two has no scores.
-
-        Of several photographs of one part one counts, as far as they are looked for: else a few parts seem many.
-        """
-        by = self.detector.decides
-        if not self.verdicts or not by.scores:
-            return None
-        scores = self._one_of_each([one.score for one in self.verdicts])
-        good, count = torch.tensor(by.scores, dtype=torch.float64), len(self.verdicts)
-        return drift(scores, good, parts=torch.tensor(by.shown), images=count)
+        """The scores of the batch, one per part, against the calibration; None if either has none."""
+        return self._compare(drift, [verdict.score for verdict in self.verdicts], self.detector.decides.scores)
 
     def light_drift(self) -> LightDrift | None:
-        """The same of the light; None where the calibration does not know its own."""
-        by = self.detector.decides
-        if not self.verdicts or not by.light:
+        """The same for brightness; None if the calibration has none."""
+        return self._compare(light_drift, self._brightness, self.detector.decides.light)
+
+    def _compare(self, test: Callable[..., Result], values: list[float], good: Sequence[float]) -> Result | None:
+        if not values or not good:
             return None
-        light = self._one_of_each(self._light)
-        good, count = torch.tensor(by.light, dtype=torch.float64), len(self.verdicts)
-        return light_drift(light, good, parts=torch.tensor(by.shown), images=count)
+        batch, reference = (torch.tensor(each, dtype=torch.float64) for each in (values, good))
+        if len(batch) <= len(self._small):
+            if len(self._parts) < len(batch):
+                self._parts = group_by_part("inspected", torch.cat(self._small))
+            batch = one_of_each(batch, self._parts)
+        return test(batch, reference, parts=torch.tensor(self.detector.decides.shown), images=len(self.verdicts))
 
-    def _one_of_each(self, values: list[float]) -> Float[Tensor, " k"]:
-        found = torch.tensor(values, dtype=torch.float64)
-        if len(found) > len(self._small):
-            return found
-        if len(self._parts) < len(found):
-            self._parts = sisters("inspected", torch.cat(self._small))
-        return one_of_each(found, self._parts)
 
-    def write(
-        self, folder: Path, judged: Iterable[Shown], *, model: str, gallery: int = GALLERY, when: str = ""
-    ) -> Path:
-        """The report of what is judged meanwhile; `when` is the day and time it is to bear."""
-        by = self.detector.decides
-        return write_page(
-            folder,
-            judged,
-            title=f"Inspection by {model}",
-            good_scores=by.scores,
-            quarantined=self.quarantined,
-            card={"promises": [f"thresholds {by.source}", *sentences(by)], **self.detector.card()},
-            notes=self.notes,  # the last of them come with the last image
-            gallery=gallery,
-            when=when,
-        )
+def most_similar(detector: Detector, examined: Examined) -> UInt8[Pixels, "h w 3"] | None:
+    """The good part with the patch nearest to the worst one, moved into the picture's frame; None if there is none."""
+    neighbour = detector.model.nearest(examined.examination)
+    good = None if neighbour is None else detector.examples.picture(neighbour.image)
+    if neighbour is None or good is None:
+        return None
+    across, down = neighbour.shift
+    shift = np.array([[1.0, 0.0, across], [0.0, 1.0, down], [0.0, 0.0, 1.0]])
+    frame = np.eye(3) if neighbour.frame is None else np.vstack([neighbour.frame.numpy(), [0.0, 0.0, 1.0]])
+    height, width = good.shape[:2]
+    moved = cv2.warpAffine(good, (np.linalg.inv(frame) @ shift)[:2], (width, height), borderMode=cv2.BORDER_REPLICATE)
+    return np.asarray(cv2.resize(moved, examined.picture.shape[1::-1], interpolation=cv2.INTER_LINEAR), np.uint8)

@@ -1,48 +1,47 @@
-"""A detector on disk: a folder with a card to read, the weights it names, and the calibration that decides.
+"""A detector on disk: card.json (settings, origin, digest), weights-<digest>.safetensors and calibration.json.
 
-part.firm/
-  card.json                      what it is, from what and how it was made; a digest over itself and the weights
-  weights-<digest>.safetensors   named by their content
-  calibration.json               the thresholds; replaced without touching the rest
-
-The card is written last of the first two, in one step, so a folder is the old detector or the new one. Nothing in it is
-ever executed. Detectors of schema 1 were a single file, and are still read.
+The card is written atomically after the weights it names, so a folder always holds one complete detector.
 """
-
-from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from firm.errors import named
-from firm.storage import Card, check_card, digest, load_tensors, write_atomically
-from firm.types import FirmError
+from firm.detector.remember import Examples, Fitted
+from firm.errors import ModelFileError, SettingError, named
+from firm.images.preprocess import Preprocessing
+from firm.networks.adaptor import Adapted, Adaptor
+from firm.networks.heads import Network, arranged
+from firm.networks.weights import rebuild
+from firm.recipes.recipe import Recipe, from_json
+from firm.runtime.files import Card, check_card, digest, write_atomically
+from firm.scoring.models import ImageModel, PatchModel
+from firm.scoring.patch_features import extractor_of
 
-KIND, SCHEMA, OLD = "detector", 2, 1
+KIND, SCHEMA = "detector", 3
 CARD = "card.json"
 WEIGHTS = re.compile(r"weights-[0-9a-f]{16}\.safetensors")
-UNFINISHED = re.compile(
-    rf"({WEIGHTS.pattern})|\.({WEIGHTS.pattern}|card\.json)\..+"
-)  # what a death or a full disk leaves
+UNFINISHED = re.compile(rf"({WEIGHTS.pattern})|\.({WEIGHTS.pattern}|card\.json)\..+")  # left by an interrupted write
 COPY = "copy it again from its source"
 
 
 def check_target(path: Path) -> None:
-    """A detector may be written where nothing is, or in place of another; anything else would be lost or mixed."""
+    """Refuse a target that is neither free nor a detector."""
     if path.is_file():
-        raise FirmError(f"{named(path)} is a file; name another place for the detector, or remove it")
+        raise SettingError(f"{named(path)} is a file; choose another folder for the detector, or remove it")
     foreign = path.is_dir() and any(not UNFINISHED.fullmatch(file.name) for file in path.iterdir())
     if not path.name or (foreign and not (path / CARD).is_file()):
-        raise FirmError(f"{named(path)} is a folder of other things; name a new one, for example {path / 'part.firm'}")
+        raise SettingError(f"{named(path)} is not a detector folder; name a new one, such as {path / 'part.firm'}")
 
 
 def write_model(path: Path, tensors: dict[str, Tensor], card: Card) -> None:
-    """The weights, then the card that makes them the detector, then what it replaced is removed."""
+    """Write the weights, then the card that names them, then remove the replaced files."""
     check_target(path)
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     name = f"weights-{digest(tensors, '')[:16]}.safetensors"
@@ -56,30 +55,71 @@ def write_model(path: Path, tensors: dict[str, Tensor], card: Card) -> None:
 
 
 def read_model(path: Path) -> tuple[dict[str, Tensor], Card]:
-    """Tensors and card; a future, foreign, damaged, edited or incomplete detector is refused with a sentence."""
-    if path.is_file():
-        return load_tensors(path, kind=KIND, schema=OLD)
+    """Tensors and card; refuses a newer, foreign, damaged, edited or incomplete detector."""
     if not (path / CARD).is_file():
-        raise FirmError(f"there is no detector {named(path)}; give the folder that firm fit has written")
+        raise ModelFileError(f"there is no detector {named(path)}; give the folder that firm fit wrote")
     text = _read(path / CARD).decode(errors="replace")
     card = check_card(path / CARD, text, KIND, SCHEMA)
     if not WEIGHTS.fullmatch(str(card.get("weights"))):
-        raise FirmError(f"{named(path / CARD)} names no weights; {COPY}")
+        raise ModelFileError(f"{named(path / CARD)} names no weights; {COPY}")
     file = path / card["weights"]
     try:
         tensors = load(_read(file))
     except SafetensorError as error:
-        raise FirmError(f"{named(file)} is not a readable file of weights ({error}); {COPY}") from error
+        raise ModelFileError(f"{named(file)} is not a readable file of weights ({error}); {COPY}") from error
     if card.pop("digest", None) != digest(tensors, _text(card)):
-        raise FirmError(f"{named(path)} was damaged or edited after it was written; {COPY}")
+        raise ModelFileError(f"{named(path)} was damaged or edited after it was written; {COPY}")
     return tensors, card
+
+
+def read_fitted(path: Path, device: torch.device | str = "cpu") -> Fitted:
+    """Read a detector without its calibration; needs nothing but the folder."""
+    tensors, card = read_model(path)
+    try:
+        recipe, origin = from_json(card["recipe"]), card["origin"]
+        model = _model(recipe, origin, Preprocessing.from_card(card["preprocessing"]), _under("model.", tensors))
+        return Fitted(recipe, model.to(device), origin, tensors["thumbnails"], Examples(**_under("examples.", tensors)))
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise ModelFileError(f"{path} is not a complete detector ({error}); fit and save it again") from error
+
+
+def _model(
+    recipe: Recipe, origin: dict[str, Any], preprocessing: Preprocessing, tensors: dict[str, Tensor]
+) -> ImageModel | PatchModel:
+    network = _network(recipe, origin, _under("network.", tensors))
+    if not recipe.patchwise:
+        assert isinstance(network, Network)
+        references = [tensors[f"references_{turn}"] for turn in range(recipe.score.turns)]
+        return ImageModel(network, preprocessing, recipe.conditioning, recipe.score, references)
+    extractor = extractor_of(
+        network, preprocessing, recipe.grid, recipe.features, recipe.pretrained, grey=origin["grey"]
+    )
+    return PatchModel.from_tensors(tensors, extractor, preprocessing, recipe.conditioning, recipe.memory)
+
+
+def _network(recipe: Recipe, origin: dict[str, Any], tensors: dict[str, Tensor]) -> Network | Adapted:
+    """Rebuild the network; a pretrained backbone is stored in the folder, so nothing needs to be installed."""
+    if not recipe.pretrained.name:
+        network = Network(recipe.encoder)
+        network.load_state_dict(tensors)
+        return arranged(network)
+    backbone = rebuild(origin["backbone"], _under("backbone.", tensors))
+    parts = _under("adaptor.", tensors)
+    adaptor = Adaptor(len(parts["mean"]), recipe.pretrained, recipe.encoder.head)
+    adaptor.load_state_dict(parts)
+    return Adapted(backbone, adaptor)
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with this prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def _read(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise FirmError(f"{named(file)} cannot be read ({error.strerror}); {COPY}") from error
+        raise ModelFileError(f"{named(file)} cannot be read ({error.strerror}); {COPY}") from error
 
 
 def _text(card: Card) -> str:

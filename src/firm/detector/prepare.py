@@ -1,11 +1,8 @@
-"""Recipe x images -> features of good images and of synthetic defects, embedded once -> the task of an adaptor."""
-
-from __future__ import annotations
+"""Prepare good images for training: align them once, or embed them once with a frozen backbone."""
 
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -13,233 +10,277 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from firm.adaptor import Pretrained, cell_features, check_cells
-from firm.backbones import FACTS, Backbone, load_backbone
-from firm.cells import Cells, CellTask, Choosable, Spare, changes, good_groups, hard_first, spread
-from firm.colour import Jitter, jittered
-from firm.conditioning import Conditioned
-from firm.fitting import conditioned, preprocessing_of, task_of
-from firm.holdout import split
-from firm.images import Preprocessing, fingerprint
-from firm.localiser import object_part
-from firm.outliers.sparing import spared
-from firm.recipes.recipe import Recipe, to_json
-from firm.sisters import sisters
-from firm.store import cost, stored
-from firm.streams import stream
-from firm.tiling import Grid
-from firm.training import Task
-from firm.types import FirmError, OneClass, Scene
-from firm.views import PatchPairs
+from firm.data.folder import SIDE
+from firm.data.splits import split_by_part
+from firm.errors import SettingError
+from firm.images.alignment import Conditioned, Conditioning
+from firm.images.ignore_mask import check_ignored, scaled
+from firm.images.preprocess import Preprocessing, fingerprint, inlier_statistics, resize, resize_mask
+from firm.networks.backbone import Backbone
+from firm.networks.weights import FACTS, load_backbone
+from firm.outliers.registry import make_outliers
+from firm.recipes.recipe import Recipe, digest, to_json
+from firm.runtime.feature_cache import stored
+from firm.runtime.listener import SILENT, Listener
+from firm.runtime.random import stream
+from firm.scoring.patch_features import cell_features, check_cells, is_grey
+from firm.training.batches import ImageTask
+from firm.training.patch_batches import CellSampler, PatchSet, PatchTask, ValidationImages
+from firm.training.runs import Run
+from firm.types import INLIER, OneClass, Scene, Statistics
+from firm.views.registry import PatchPairs
 
-CHUNK = 8  # images embedded at once
-DRAWING = ("hard", "evenly", "noise")  # settings that decide what is drawn of the features, and not what they are
-SPARED, MOST_SPARED = 0.1, 60  # part of the good images, and images, that are not learnt from but tried on
-FEWEST = 40  # good images of which some can be spared
-EXTRA = 2  # numbers stored behind the features of an outlier's cell: how much of it is altered, and its group
+HALF = Statistics((0.5,) * 3, (0.5,) * 3)
+CHUNK = 8  # images per embedding batch
+VALIDATION_SHARE, VALIDATION_MOST = 0.1, 60  # good images held out of an adaptor's training to choose features on
+VALIDATION_FROM = 40  # good images from which some are held out
+EXTRA = 2  # values stored after the features of an outlier's cell: the altered fraction and the group
 
-OnImages = Callable[[int, int, str], None]  # done, in all, what
+
+@dataclass(frozen=True)
+class Prepared:
+    """Good images ready for training."""
+
+    recipe: Recipe
+    data: OneClass  # the training images as read
+    parts: Int[Tensor, " n"]  # which part each image shows
+    aligned: Conditioned | None  # None: whole images without alignment
+    typical: UInt8[Tensor, "c s s"] | None  # the median aligned image, to fill ignored pixels
+    task: ImageTask | PatchTask
+
+    def run(
+        self,
+        *,
+        device: torch.device | str = "cpu",
+        folder: Path | None = None,
+        checkpoint_seconds: float = 30.0,
+        log_every: int = 10,
+    ) -> Run:
+        """The training of the recipe, from initial weights or from the checkpoint in the folder."""
+        return Run(
+            self.task,
+            self.recipe.method,
+            self.task.network(self.recipe.encoder),
+            digest=training_digest(self.recipe, self.task),
+            device=device,
+            folder=folder,
+            checkpoint_seconds=checkpoint_seconds,
+            log_every=log_every,
+        )
+
+
+def training_digest(recipe: Recipe, task: ImageTask | PatchTask) -> str:
+    """A digest of everything that determines a training: recipe, seed, images and preprocessing."""
+    preprocessing = asdict(task.preprocessing)
+    del preprocessing["depth"]  # already in the fingerprint of the pixels
+    return digest(recipe, seed=task.seed, images=task.fingerprint, preprocessing=preprocessing)
+
+
+def prepare(
+    recipe: Recipe,
+    data: OneClass,
+    parts: Int[Tensor, " n"],
+    *,
+    seed: int,
+    backbone: Backbone | None = None,
+    masks: Bool[Tensor, "n h w"] | None = None,
+    folder: Path | None = None,
+    listener: Listener = SILENT,
+) -> Prepared:
+    """Align the images; with a backbone, embed them and their synthetic defects (cached in `folder`, resumable)."""
+    side = working_side(recipe, data)
+    if recipe.patchwise:
+        recipe.grid.places(side, side)  # raises if the images are too small
+    aligned = align(recipe, data, side, masks)
+    typical = None if aligned is None else aligned.typical()
+    aligned = None if aligned is None else aligned.completed(typical)
+    images = data.train if aligned is None else aligned.images
+    preprocessing = Preprocessing(
+        side, recipe.zoom, _statistics(recipe, data, images), side=data.train.shape[-1], depth=data.depth
+    )
+    if backbone is None:
+        task: ImageTask | PatchTask = _image_task(recipe, data, aligned, preprocessing, seed=seed)
+    else:
+        assert aligned is not None
+        assert isinstance(recipe.views, PatchPairs)
+        check_cells(recipe.pretrained, recipe.grid, side)
+        validation = _validation_images(recipe, parts, seed=seed)
+        embedder = Embedder(recipe, recipe.views, backbone, aligned, preprocessing, seed, validation)
+        task = _patch_task(embedder, folder=folder, listener=listener)
+    return Prepared(recipe, data, parts, aligned, typical, task)
+
+
+def frozen_backbone(recipe: Recipe, device: torch.device | str = "cpu") -> Backbone | None:
+    """Load the pretrained network that the recipe names, once for all steps; None if it names none."""
+    if not recipe.pretrained.name:
+        return None
+    if not recipe.patchwise or not isinstance(recipe.views, PatchPairs):
+        raise SettingError("pretrained features describe patches; start from the preset adapted")
+    known = FACTS[recipe.pretrained.name].stages if recipe.pretrained.name in FACTS else (3, 4)
+    return load_backbone(recipe.pretrained.name, deepest=max(recipe.pretrained.stages or known)).to(device)
+
+
+def read_side(recipe: Recipe) -> int:
+    """The side at which image files are read: the working size for patches, twice that for whole images."""
+    return recipe.size if recipe.patchwise and recipe.size else max(SIDE, 2 * recipe.size)
+
+
+def working_side(recipe: Recipe, data: OneClass) -> int:
+    """The side of the network's input images."""
+    size = recipe.size or data.size
+    if recipe.patchwise:
+        size = min(size, data.train.shape[-1])
+    return size - size % recipe.grid.stride if recipe.pretrained.name else size  # a whole number of cells
+
+
+def align(recipe: Recipe, data: OneClass, side: int, masks: Bool[Tensor, "n h w"] | None = None) -> Conditioned | None:
+    """Normalise illumination and alignment; None for whole images that need neither."""
+    if not recipe.patchwise and recipe.conditioning == Conditioning():
+        return None
+    images = resize(data.train, side) if recipe.patchwise else data.train
+    if masks is not None and masks.shape[1:] != images.shape[2:]:
+        masks = None
+    return recipe.conditioning(images, data.ignored, masks)
+
+
+def _statistics(recipe: Recipe, data: OneClass, images: UInt8[Tensor, "n c h w"]) -> Statistics:
+    if recipe.normalise == "half":
+        return HALF
+    if recipe.normalise == "published" and data.statistics is not None and recipe.conditioning.illumination == "none":
+        return data.statistics  # published for unmodified pixels
+    return inlier_statistics(images)
+
+
+def check_recipe(recipe: Recipe, data: OneClass, references: int) -> None:
+    """Raise before training what would fail after it."""
+    check_ignore_mask(recipe, data.ignored)
+    height, width = data.train.shape[-2:]
+    if height != width:
+        raise SettingError(f"images of {width} x {height} pixels cannot be trained on; make them square (`resize`)")
+    k = getattr(recipe.score.by, "k", 1)
+    if k > references:
+        raise SettingError(f"score.by.k is {k}, but there are only {references} training images; use a smaller k")
+
+
+def check_ignore_mask(recipe: Recipe, ignored: Bool[Tensor, "a b"] | None) -> None:
+    """Raise if the mask is not valid or the recipe compares whole images."""
+    if ignored is not None and not recipe.patchwise:
+        raise SettingError("a whole-image detector cannot ignore pixels; fit with --preset inspect")
+    if ignored is not None:
+        check_ignored(ignored)
+
+
+def _image_task(
+    recipe: Recipe, data: OneClass, aligned: Conditioned | None, preprocessing: Preprocessing, *, seed: int
+) -> ImageTask:
+    images, foreground, hidden = data.train, None, None
+    if aligned is not None:
+        images, foreground, hidden = aligned.images, aligned.foreground, aligned.hidden()
+    size = preprocessing.size
+    if max(images.shape[-2:]) > size:  # views crop without antialiasing, so resize first
+        images = resize(images, size)
+        if foreground is not None:
+            foreground = torch.stack([resize_mask(mask.numpy(), size) for mask in foreground])
+        if hidden is not None:
+            hidden = torch.stack([scaled(mask, size, size) for mask in hidden])
+    if foreground is not None and is_grey(images):
+        images = images[:, :1].contiguous()  # makes synthesis three times faster
+    settings, masks = (recipe.outliers, recipe.views, recipe.training), (foreground, data.ignored, hidden)
+    return ImageTask(images, preprocessing, *settings, seed, *masks)
+
+
+def _validation_images(recipe: Recipe, parts: Int[Tensor, " n"], *, seed: int) -> Int[Tensor, " s"] | None:
+    """Good images held out of an adaptor's training to choose its features on; None if not needed or too few."""
+    chosen_later = "features" in recipe.automatic and recipe.memory.neighbourhood < 0  # see tune.choose_features
+    if not chosen_later or len(parts) < VALIDATION_FROM or not recipe.training.epochs:
+        return None
+    return split_by_part(parts, min(VALIDATION_SHARE, VALIDATION_MOST / len(parts)), seed=seed)[1]
 
 
 @dataclass(frozen=True)
 class Embedder:
-    """Good images in standard light and pose, and the backbone that describes them."""
+    """Aligned good images and the backbone that embeds them; `inliers` and `outliers` compute rows of the cache."""
 
     recipe: Recipe
-    grid: Grid
     views: PatchPairs
     backbone: Backbone
-    ready: Conditioned
+    aligned: Conditioned
     preprocessing: Preprocessing
     seed: int
-    spare: Int[Tensor, " s"] | None = None  # good images that are not learnt from
-
-    @property
-    def settings(self) -> Pretrained:
-        return self.recipe.pretrained
+    validation: Int[Tensor, " s"] | None = None  # good images held out of the training
 
     @property
     def good(self) -> int:
-        return len(self.ready.images)
+        return len(self.aligned.images)
 
     @cached_property
     def hidden(self) -> Bool[Tensor, "n h w"] | None:
-        return self.ready.hidden()
+        return self.aligned.hidden()
 
     def key(self, *more: object) -> str:
-        """Names the features by all that decides them."""
-        settings = {**asdict(self.settings), "hidden": (), "out": 0, "name": ""}
-        for name in DRAWING if settings["context"] else (*DRAWING, "context"):
-            del settings[name]
-        text = [fingerprint(self.ready.images), self.backbone.digest, settings, self.grid.stride, *more]
-        if self.ready.ignored is not None:
-            text.append(fingerprint(self.ready.ignored))
+        """A digest of everything that determines the features."""
+        settings = {**asdict(self.recipe.pretrained), "hidden": (), "out": 0, "name": ""}
+        del settings["noise"]  # added to the features during training
+        text = [fingerprint(self.aligned.images), self.backbone.digest, settings, self.recipe.grid.stride, *more]
+        if self.aligned.ignored is not None:
+            text.append(fingerprint(self.aligned.ignored))
         return hashlib.sha256(json.dumps(text, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     def features(self, images: UInt8[Tensor, "n k h w"]) -> Float[Tensor, "n r c d"]:
-        return cell_features(self.backbone, self.settings, self.grid, images)
+        return cell_features(self.backbone, self.recipe.pretrained, self.recipe.grid, images)
 
-    def versions(self, begin: int, end: int) -> Float[Tensor, "n r c d"]:
-        """Rows of the store of good images: all as they are, then all again in another light."""
-        rows = torch.arange(begin, end)
-        images = self.ready.images[rows % self.good]
-        for place in (rows >= self.good).nonzero().squeeze(1).tolist():
-            images[place] = self._varied(images[place], int(rows[place]))
-        return self.features(images)
-
-    def _varied(self, image: UInt8[Tensor, "k h w"], row: int) -> UInt8[Tensor, "k h w"]:
-        rng = stream(self.seed, "version", row)
-        part = self.views.light
-        change = Jitter(brightness=part, contrast=part, saturation=0.0, hue=0.0)
-        varied = jittered(image[None].float() / 255, change, rng=rng)[0]
-        return (varied.flip(self.mirrors(row)) * 255).round().clamp(0, 255).to(torch.uint8)
-
-    def mirrors(self, row: int) -> list[int]:
-        """The axes along which a row of the store of good images is mirrored, its cells as well as its pixels."""
-        if row < self.good or not self.settings.flip:
-            return []
-        drawn = torch.rand(2, generator=stream(self.seed, "mirrored", row)) < 0.5
-        return [axis for axis, mirror in zip((-2, -1), drawn.tolist(), strict=True) if mirror]
-
-    def shown(self) -> Float[Tensor, "n r c"]:
-        """How much of every cell is object, for each row of the store of good images."""
-        part = object_part(self.grid, self.ready.foreground)
-        rows = range(self.good * self.settings.versions)
-        return torch.stack([part[row % self.good].flip(self.mirrors(row)) for row in rows])
+    def inliers(self, begin: int, end: int) -> Float[Tensor, "n r c d"]:
+        return self.features(self.aligned.images[begin:end])
 
     def drawn(self, copies: int) -> Bool[Tensor, " m"] | None:
-        """Which rows of so many copies of every good image are learnt from; None: all."""
-        if self.spare is None:
+        """Which rows of `copies` of every good image are trained on; None: all."""
+        if self.validation is None:
             return None
-        return ~torch.isin(torch.arange(self.good * copies) % self.good, self.spare)
+        return ~torch.isin(torch.arange(self.good * copies) % self.good, self.validation)
 
     def outliers(self, begin: int, end: int) -> Float[Tensor, "n r c e"]:
-        """Rows of the store of outliers: the first of every good image, then the second of every one, ..."""
+        """Rows of the outlier cache: the first outlier of every good image, then the second of each, ..."""
         rows = torch.arange(begin, end)
         which, copy = rows % self.good, rows // self.good
-        scene = Scene.among(self.ready.images, self.ready.foreground, self.hidden, which)
+        scene = Scene(self.aligned.foreground, self.aligned.images, self.aligned.foreground, self.hidden)[which]
         rng = stream(self.seed, "outliers", begin)
-        made = spared(self.recipe.outliers, self.ready.images[which], rng=rng, copy=copy, scene=scene)
+        made = make_outliers(self.recipe.outliers, self.aligned.images[which], rng=rng, copy=copy, scene=scene)
         if made.where is None:
-            raise FirmError("these outliers change whole images; give local ones, such as outliers=mixed or donor")
-        altered = object_part(self.grid, made.where)
+            raise SettingError("these outliers change whole images; use local ones, such as outliers=mixture")
+        altered = self.recipe.grid.parts(made.where)
         group = made.group[:, None, None].expand_as(altered)
         return torch.cat([self.features(made.images), torch.stack([altered, group], dim=3)], dim=3)
 
 
-def embedder_of(recipe: Recipe, data: OneClass, *, seed: int, device: torch.device | str = "cpu") -> Embedder:
-    """Load the backbone and condition the images; what does not fit together is said here."""
-    if not isinstance(recipe.tiling, Grid) or not isinstance(recipe.views, PatchPairs):
-        raise FirmError("pretrained features describe patches; start from the preset adapted")
-    backbone = load_backbone(recipe.pretrained.name, deepest=deepest(recipe.pretrained)).to(device)
-    preprocessing = preprocessing_of(recipe, data)
-    check_cells(recipe.pretrained, recipe.tiling, preprocessing.size)
-    ready = conditioned(replace(recipe, size=preprocessing.size), data)[1]
-    assert ready is not None
-    spare = spare_images(recipe, data, seed=seed)
-    return Embedder(recipe, recipe.tiling, recipe.views, backbone, ready, preprocessing, seed, spare)
-
-
-def spare_images(recipe: Recipe, data: OneClass, *, seed: int) -> Int[Tensor, " s"] | None:
-    """Good images to try on what is learnt from the others, if a setting is to be chosen by that and they are many.
-
-    Where places count there is nothing to choose (`preferring`), and all are learnt from.
-    """
-    images, chosen = len(data.train), "features" in recipe.automatic and recipe.memory.reach < 0
-    if not chosen or images < FEWEST or not recipe.training.epochs:
-        return None
-    return split(sisters(data.name, data.train), min(SPARED, MOST_SPARED / images), seed=seed)[1]
-
-
-def deepest(settings: Pretrained) -> int:
-    known = FACTS[settings.name].stages if settings.name in FACTS else (3, 4)
-    return max(settings.stages or known)
-
-
-def cell_task(embedder: Embedder, *, folder: Path | None, on_images: OnImages | None = None) -> CellTask:
-    """Embed what is to be learnt from; with a folder it is kept there and an interrupted embedding goes on."""
-    recipe, settings = embedder.recipe, embedder.settings
-    rows = embedder.good * settings.versions
-    key = embedder.key(*_varied_by(embedder)) if settings.versions > 1 else embedder.key()
-    good = stored(folder, "good", key, rows, embedder.versions, chunk=CHUNK, on_rows=_counted(on_images, rows, "good"))
-    per_inlier = recipe.outliers.per_inlier if recipe.training.epochs else 0
-    rows = embedder.good * per_inlier
+def _patch_task(embedder: Embedder, *, folder: Path | None, listener: Listener) -> PatchTask:
+    """Embed the training images; with a folder the features are cached and an interrupted embedding resumes."""
+    recipe, views = embedder.recipe, embedder.views
+    key, counted = embedder.key(), listener.count("embedding good images", embedder.good)
+    good = stored(folder, "good", key, embedder.good, embedder.inliers, chunk=CHUNK, on_rows=counted)
+    rows = embedder.good * (recipe.outliers.per_inlier if recipe.training.epochs else 0)
     made_by = embedder.key(embedder.seed, to_json(recipe.outliers))
-    bad = stored(
-        folder, "outliers", made_by, rows, embedder.outliers, chunk=CHUNK,
-        on_rows=_counted(on_images, rows, "synthetic defects"),
-    ) if rows else good[:0]  # fmt: skip
-    shown = embedder.shown()
-    choosable = replace(Choosable.at_least(shown, embedder.views.fore), drawn=embedder.drawn(settings.versions))
-    return CellTask(
-        Cells(good, choosable, good_groups(len(good))),
-        _outlier_cells(bad, good, embedder) if rows else Cells(bad, Choosable(shown[:0] > 0), good_groups(0)),
+    share = recipe.grid.parts(embedder.aligned.foreground)
+    sampler = CellSampler.at_least(share, views.min_foreground, embedder.drawn(1))
+    groups, bad = torch.full((len(good),), INLIER), good[:0]
+    outliers = PatchSet(bad, CellSampler(share[:0] > 0), groups[:0])
+    if rows:
+        counted = listener.count("embedding synthetic defects", rows)
+        bad = stored(folder, "outliers", made_by, rows, embedder.outliers, chunk=CHUNK, on_rows=counted)
+        drawn, group = embedder.drawn(recipe.outliers.per_inlier), bad[:, 0, 0, -1].long()
+        altered = CellSampler.at_least(bad[..., -EXTRA].float(), views.min_altered, drawn)
+        outliers = PatchSet(bad[..., :-EXTRA], altered, group)
+    validation = embedder.validation
+    return PatchTask(
+        PatchSet(good, sampler, groups),
+        outliers,
         embedder.backbone,
-        settings,
+        recipe.pretrained,
         embedder.preprocessing,
-        recipe.positives,
-        embedder.views.over,
+        views.min_overlap,
         recipe.training,
         embedder.seed,
-        "-".join([key, made_by, *([] if embedder.spare is None else [fingerprint(embedder.spare)])]),
-        _spare(embedder, bad),
+        "-".join([key, made_by, *([] if validation is None else [fingerprint(validation)])]),
+        None
+        if validation is None
+        else ValidationImages(validation, embedder.aligned.foreground, embedder.hidden, bad[..., -EXTRA].float()),
     )
-
-
-def _spare(embedder: Embedder, bad: Float[Tensor, "m r c e"]) -> Spare | None:
-    if embedder.spare is None:
-        return None
-    return Spare(embedder.spare, embedder.ready.foreground, embedder.hidden, bad[..., -EXTRA].float())
-
-
-def teaching(
-    recipe: Recipe,
-    data: OneClass,
-    *,
-    seed: int,
-    device: torch.device | str = "cpu",
-    folder: Path | None = None,
-    on_images: OnImages | None = None,
-) -> Task | CellTask:
-    """What the training of this recipe on these images needs: images, or the features of a pretrained backbone."""
-    if not recipe.pretrained.name:
-        return task_of(recipe, data, seed=seed)
-    return cell_task(embedder_of(recipe, data, seed=seed, device=device), folder=folder, on_images=on_images)
-
-
-def disk_costs(recipe: Recipe, images: int, row: tuple[int, int, int]) -> list[str]:
-    """What the features of so many good images, each a row of cells, and of defects on them will take on disk."""
-    told = [f"good {cost(images * recipe.pretrained.versions, row)}"]
-    if recipe.training.epochs:
-        told.append(f"outlier {cost(images * recipe.outliers.per_inlier, (*row[:2], row[2] + EXTRA))}")
-    return told
-
-
-def _varied_by(embedder: Embedder) -> list[object]:
-    """What decides the further versions of good images beside the settings."""
-    mirrored = [embedder.mirrors(row) for row in range(embedder.good * embedder.settings.versions)]
-    return [embedder.views.light, embedder.seed, *([mirrored] if embedder.settings.flip else [])]
-
-
-def _outlier_cells(stored_rows: Float[Tensor, "m r c e"], good: Float[Tensor, "n r c d"], embedder: Embedder) -> Cells:
-    part, group = stored_rows[..., -EXTRA].float(), stored_rows[:, 0, 0, -1].long()
-    features, settings = stored_rows[..., :-EXTRA], embedder.settings
-    drawn = embedder.drawn(len(part) // embedder.good)
-    choosable = replace(Choosable.at_least(part, embedder.views.altered), evenly=settings.evenly, drawn=drawn)
-    if settings.hard:
-        change = changes(features, good[: embedder.good], spread(good)[1])
-        choosable = replace(choosable, chance=hard_first(change, choosable.allowed, settings.hard))
-    return Cells(features, choosable, group)
-
-
-def _counted(on_images: OnImages | None, rows: int, what: str) -> Callable[[int], None] | None:
-    if on_images is None:
-        return None
-    done = 0
-
-    def count(more: int) -> None:
-        nonlocal done
-        done += more
-        on_images(done, rows, what)
-
-    return count

@@ -1,42 +1,133 @@
-"""The gate of whatever is learnt: plain pixels in the same light and pose, on the same patches, compared alike.
+"""Self-check: AUROC on held-out good images with and without synthetic defects, next to a baseline of plain pixels.
 
-A detector that tells no more than they do has learnt nothing of use, however high its numbers are.
+It compares trainings; it does not predict how many real defects are detected.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
-from jaxtyping import Int
+import torch
+from jaxtyping import Bool, UInt8
 from torch import Tensor
 
-from firm.detector import Detector
-from firm.fitting import looker_of
-from firm.images import resize
-from firm.localiser import fit_localiser, kinds_of
-from firm.plain import PIXELS
-from firm.types import FirmError, OneClass
+from firm.detector.prepare import Prepared
+from firm.detector.remember import Fitted, fit_model, network_of
+from firm.detector.tune import scene_of
+from firm.errors import FirmError
+from firm.images.alignment import Conditioned
+from firm.images.foreground import Rule, foreground
+from firm.metrics.image import auroc, auroc_interval
+from firm.outliers.registry import make_outliers
+from firm.recipes.recipe import Recipe
+from firm.runtime.random import stream
+from firm.scoring.models import PatchModel, PatchScorer
+from firm.scoring.patch_features import PIXELS, extract
+from firm.training.loop import Progress
+from firm.training.runs import Run
+from firm.types import Scene
+
+KNOWN, INSPECTED = 60, 30  # training images used as references in a probe, held-out images inspected
+PROBES = 8  # evenly spaced over a training
+BASELINE = 200  # training images used for the pixel baseline
+ENOUGH = 10  # held-out images needed for a warning
 
 
-def gated(detector: Detector) -> bool:
-    """Whether there is a gate to pass: patches are compared by more than their pixels."""
-    return detector.localiser is not None and kinds_of(detector.recipe.features) != (PIXELS,)
+@dataclass(frozen=True)
+class CheckImages:
+    """Held-out images without and with synthetic defects of the kinds used in training."""
+
+    images: UInt8[Tensor, "m c h w"]
+    defective: Bool[Tensor, " m"]
+
+    @classmethod
+    def of(cls, recipe: Recipe, prepared: Prepared, held_out: UInt8[Tensor, "n c h w"], *, seed: int) -> CheckImages:
+        good, others = held_out[:INSPECTED], prepared.data.train[:KNOWN]
+        scene = found_scene(good, others, recipe.conditioning.foreground, prepared.data.ignored)
+        copy = torch.arange(len(good)) % recipe.outliers.per_inlier
+        bad = make_outliers(recipe.outliers, good, rng=stream(seed, "proof"), copy=copy, scene=scene).images
+        return cls(torch.cat([good, bad]), torch.arange(2 * len(good)) >= len(good))
 
 
-def plain_rival(detector: Detector, good: OneClass, parts: Int[Tensor, " n"], *, seed: int) -> Detector:
-    """A detector that compares plain pixels with those of these good images, and is else the same; not calibrated.
+def self_check(fitted: Fitted, prepared: Prepared, check: CheckImages, *, seed: int) -> dict[str, Any]:
+    """AUROC on the synthetic defects with its interval, and of the pixel baseline, for the card."""
+    model = fitted.model
+    if not isinstance(model, PatchModel):
+        return {}
+    aligned = model.align(check.images)
+    interval = auroc_interval(model.score_aligned(aligned), check.defective)
+    metrics = {"synthetic_auroc": asdict(interval), "good_images": len(check.defective) // 2}
+    if model.extractor.kinds != (PIXELS,):
+        with suppress(FirmError):  # some memory settings cannot compare pixels
+            baseline = pixel_baseline(fitted.recipe, model, prepared, seed=seed)
+            metrics["pixels_auroc"] = auroc(baseline.score_aligned(aligned), check.defective)
+    return metrics
 
-    `parts` numbers the part each of them shows. Where a detector remembers plain pixels beside what it learnt, it is
-    those that are taken.
-    """
-    if detector.localiser is None:
-        raise FirmError("this detector looks at whole images, and plain pixels of patches are no measure for it")
-    recipe, banks = replace(detector.recipe, features=PIXELS), detector.localiser.banks
-    if PIXELS in banks:
-        alone = replace(detector.localiser, banks={PIXELS: banks[PIXELS]})
-        return replace(detector, recipe=recipe, localiser=alone, calibration=None)
-    look = looker_of(recipe, detector.network, detector.preprocessing, grey=detector.origin["grey"])
-    small = resize(good.train, detector.preprocessing.size)
-    ready = recipe.conditioning(small, detector.ignored).completed(detector.usual)
-    localiser = fit_localiser(look, ready, recipe.memory, seed=seed, parts=parts)
-    return replace(detector, recipe=recipe, localiser=localiser, calibration=None)
+
+def pixel_baseline(recipe: Recipe, model: PatchModel, prepared: Prepared, *, seed: int) -> PatchModel:
+    """The same model on plain pixels."""
+    extractor = replace(model.extractor, kinds=(PIXELS,))
+    if PIXELS in model.scorer.kinds:
+        scorer = model.scorer.of((PIXELS,))
+    else:
+        assert prepared.aligned is not None
+        count = len(prepared.parts)
+        chosen = torch.arange(min(BASELINE, count)) * count // min(BASELINE, count)
+        aligned = prepared.aligned[chosen]
+        features = extract(extractor, aligned.images)
+        scorer = PatchScorer.fit(
+            extractor.grid, features, aligned, recipe.memory, seed=seed, parts=prepared.parts[chosen]
+        )
+    masks = {"ignored": model.ignored, "typical": model.typical}
+    return PatchModel(extractor, model.preprocessing, model.conditioning, scorer, **masks)
+
+
+def summary(metrics: dict[str, Any]) -> str:
+    """The result of a self-check as a sentence."""
+    interval, pixels = metrics["synthetic_auroc"], metrics.get("pixels_auroc")
+    value, low, high = (100 * interval[name] for name in ("value", "low", "high"))
+    images = metrics["good_images"]
+    text = f"self-check: AUROC {value:.1f} ({low:.1f} to {high:.1f}) on synthetic defects on {images} held-out images"
+    return text if pixels is None else f"{text}; pixel baseline {100 * pixels:.1f}"
+
+
+def warning(metrics: dict[str, Any], *, backbone: bool) -> str | None:
+    """A warning if the features do not beat the pixel baseline on enough images."""
+    value, pixels = metrics["synthetic_auroc"]["value"], metrics.get("pixels_auroc")
+    if pixels is None or value > pixels or value == 1 or metrics["good_images"] < ENOUGH:
+        return None
+    start = "" if backbone else "--preset inspect "  # with a backbone the preset stays
+    return (
+        "on these images the features do not beat plain pixels, which need no training; you can use "
+        f"{start}--set features=pixels --set training.epochs=0"
+    )
+
+
+@dataclass
+class Prober:
+    """Training callback: at each probe, add the AUROC of the self-check to the run's history."""
+
+    prepared: Prepared
+    check: CheckImages
+    seed: int
+    lines: list[dict[str, Any]] = field(default_factory=list)  # the probes of the run so far, resumed ones included
+    _aligned: Conditioned | None = None
+
+    def __call__(self, progress: Progress, run: Run) -> None:
+        due = {progress.steps * number // PROBES for number in range(1, PROBES + 1)}
+        if progress.step not in due:
+            return
+        model = fit_model(self.prepared.recipe, self.prepared, network_of(run), seed=self.seed, first=KNOWN)
+        self._aligned = self._aligned or model.align(self.check.images)
+        value = round(auroc(model.score_aligned(self._aligned), self.check.defective), 5)
+        run.history.write({"step": progress.step, "synthetic_auroc": value, "seconds": round(run.seconds, 2)})
+        self.lines = [line for line in run.history.lines if "synthetic_auroc" in line]
+
+
+def found_scene(
+    good: UInt8[Tensor, "n c h w"], others: UInt8[Tensor, "m c h w"], rule: Rule, ignored: Bool[Tensor, "a b"] | None
+) -> Scene:
+    """The scene of images whose foregrounds are not computed yet."""
+    return scene_of(good, foreground(good, rule), others, foreground(others, rule), ignored)

@@ -1,9 +1,7 @@
-"""What goes wrong with drawn parts: each defect alters a scene's relief, colour or gloss, never the photograph.
+"""The defects of drawn parts: each alters a scene's relief, colour or gloss, never the photograph.
 
-So it takes the light, the shadow and the grain of the part it sits on. Strengths are drawn from obvious to subtle.
+So it has the light, the shadow and the grain of its part. Strengths are drawn from obvious to subtle.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Callable
@@ -14,7 +12,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from firm.data.drawn_scene import Light, Plane, Scene, Spot, clouds, length, mix, plane, shifted, soften, srgb, step
+from firm.drawn.scene import Light, Plane, Scene, Spot, clouds, length, mix, plane, shifted, soften, srgb, step
 
 Defect = Callable[[Scene, Light, Generator], Scene]
 Path = NDArray[np.float32]  # (n, 2) canvas pixels
@@ -33,6 +31,13 @@ def around(scene: Scene, at: Place) -> tuple[Plane, Plane]:
     """Offsets of every pixel from a place, in units."""
     line = np.arange(scene.side, dtype=np.float32)
     return (line[None, :] - at[0]) / scene.unit, (line[:, None] - at[1]) / scene.unit
+
+
+def ellipse(scene: Scene, at: Place, angle: float, squeeze: float) -> Plane:
+    """Distance of every pixel from a place in units, longer across the angle."""
+    dx, dy = around(scene, at)
+    cos, sin = math.cos(angle), math.sin(angle)
+    return length(cos * dx + sin * dy, plane((cos * dy - sin * dx) / squeeze))
 
 
 def wander(rng: Generator, scene: Scene, start: Place, *, extent: float, heading: float, bend: float) -> Path:
@@ -60,10 +65,7 @@ def distance(scene: Scene, path: Path) -> Plane:
 
 def blot(rng: Generator, scene: Scene, at: Place, radius: float, ragged: float) -> Plane:
     """An irregular spot: 1 in its middle, 0 on its ragged outline, negative beyond."""
-    dx, dy = around(scene, at)
-    angle, squeeze = rng.uniform(0, math.pi), rng.uniform(0.6, 1)
-    cos, sin = math.cos(angle), math.sin(angle)
-    r = length(cos * dx + sin * dy, plane((cos * dy - sin * dx) / squeeze)) / np.float32(radius)
+    r = ellipse(scene, at, rng.uniform(0, math.pi), rng.uniform(0.6, 1)) / np.float32(radius)
     edge = clouds(rng, scene.side, max(6, round(2.2 / radius))) + 0.25 * clouds(rng, scene.side, 40)
     return 1 - r + ragged * edge * np.minimum(r, 1)
 
@@ -82,7 +84,7 @@ def lay(scene: Scene, light: Light, cover: Plane, colour: Plane, *, gloss: float
     )
 
 
-# --- marks in the surface ---------------------------------------------------------------------------------------
+# --- marks in the surface ---
 
 
 def scratch(scene: Scene, light: Light, rng: Generator) -> Scene:
@@ -105,10 +107,9 @@ def scratch(scene: Scene, light: Light, rng: Generator) -> Scene:
 
 def dent(scene: Scene, light: Light, rng: Generator) -> Scene:
     """A blow: a bowl with a raised rim, its finish bruised."""
-    dx, dy = around(scene, place(scene, rng))
+    at = place(scene, rng)
     angle, radius, squeeze = rng.uniform(0, math.pi), rng.uniform(0.06, 0.17), rng.uniform(0.55, 1)
-    along, across = math.cos(angle) * dx + math.sin(angle) * dy, math.cos(angle) * dy - math.sin(angle) * dx
-    r = length(along, plane(across / squeeze)) / np.float32(radius) * (1 + 0.08 * clouds(rng, scene.side, 12))
+    r = ellipse(scene, at, angle, squeeze) / np.float32(radius) * (1 + 0.08 * clouds(rng, scene.side, 12))
     bowl = plane(np.exp(-2.2 * r * r) - 0.1 * np.exp(-9 * (r - 1.3) ** 2))
     depth = rng.uniform(0.16, 0.36) * radius * squeeze
     return replace(
@@ -120,7 +121,7 @@ def dent(scene: Scene, light: Light, rng: Generator) -> Scene:
 
 @dataclass(frozen=True)
 class Stain:
-    """A liquid that dried or soaked in: a filter over the colour, denser at its edge where it dried."""
+    """A liquid that dried or soaked in: a blot with splashes that filters the colour, denser at its dried edge."""
 
     tints: tuple[int, ...]
     wet: float  # what it adds to the gloss
@@ -128,7 +129,6 @@ class Stain:
     radius: tuple[float, float] = (0.1, 0.28)
 
     def __call__(self, scene: Scene, light: Light, rng: Generator) -> Scene:
-        """A blot with a few splashes beside it."""
         at, radius = place(scene, rng), rng.uniform(*self.radius)
         depth = blot(rng, scene, at, radius, 0.22)
         for _ in range(rng.integers(0, 4)):
@@ -137,12 +137,9 @@ class Stain:
         inside = step(depth, 0, self.soak) * scene.surface
         dried = rng.uniform(0, 0.6) * np.exp(-(((depth - 0.1) / 0.09) ** 2))
         dense = inside * (rng.uniform(0.35, 0.85) * (1 + 0.12 * clouds(rng, scene.side, 16)) + dried)
-        tint = srgb(self.tints[rng.integers(len(self.tints))])
-        return replace(
-            scene,
-            albedo=scene.albedo * (1 - np.clip(dense, 0, 1) * (1 - tint)),
-            gloss=np.maximum(scene.gloss * (1 + self.wet * np.clip(dense, 0, 1)), 0),
-        )
+        tint, cover = srgb(self.tints[rng.integers(len(self.tints))]), np.clip(dense, 0, 1)
+        gloss = np.maximum(scene.gloss * (1 + self.wet * cover), 0)
+        return replace(scene, albedo=scene.albedo * (1 - cover * (1 - tint)), gloss=gloss)
 
 
 def missing_hole(scene: Scene, light: Light, rng: Generator) -> Scene:
@@ -161,7 +158,7 @@ def missing_hole(scene: Scene, light: Light, rng: Generator) -> Scene:
     )
 
 
-# --- cloth ------------------------------------------------------------------------------------------------------
+# --- cloth ---
 
 
 def pulled_thread(scene: Scene, light: Light, rng: Generator) -> Scene:
@@ -227,7 +224,7 @@ def torn_cloth(scene: Scene, light: Light, rng: Generator) -> Scene:
     return (pulled_thread if rng.random() < 0.6 else cut)(scene, light, rng)
 
 
-# --- print ------------------------------------------------------------------------------------------------------
+# --- print ---
 
 
 def scuff(scene: Scene, light: Light, rng: Generator) -> Scene:
@@ -249,18 +246,13 @@ def misprint(scene: Scene, light: Light, rng: Generator) -> Scene:
     spot = scene.spots[rng.integers(len(scene.spots))]
     ink = scene.albedo / scene.before.albedo
     fault = (failed_ink, smeared_ink, doubled_ink, slipped_ink)[rng.integers(4)]
-    here = window(scene, spot)
-    rest, element = mix(ink, plane(1), here), mix(plane(1), ink, here)
-    wrong = rest * fault(element, scene, spot, rng)
-    return replace(scene, albedo=scene.before.albedo * mix(ink, wrong, scene.surface))
-
-
-def window(scene: Scene, spot: Spot) -> Plane:
-    """1 over a spot and 0 away from it, with a narrow soft border."""
     dx, dy = around(scene, (spot.x, spot.y))
     beyond_x = np.abs(dx) - np.float32(spot.half_width / scene.unit)
     beyond_y = np.abs(dy) - np.float32(spot.half_height / scene.unit)
-    return 1 - step(np.maximum(beyond_x, beyond_y), 0, 0.02)
+    here = 1 - step(np.maximum(beyond_x, beyond_y), 0, 0.02)  # 1 over the element, with a narrow soft border
+    rest, element = mix(ink, plane(1), here), mix(plane(1), ink, here)
+    wrong = rest * fault(element, scene, spot, rng)
+    return replace(scene, albedo=scene.before.albedo * mix(ink, wrong, scene.surface))
 
 
 def failed_ink(ink: Plane, scene: Scene, spot: Spot, rng: Generator) -> Plane:
@@ -280,8 +272,7 @@ def smeared_ink(ink: Plane, scene: Scene, spot: Spot, rng: Generator) -> Plane:
     trail = np.zeros((1, 2 * reach + 1), np.float32)
     trail[0, reach:] = np.linspace(1, 0.2, reach + 1)
     trail = trail[:, ::-1].copy() if rng.random() < 0.5 else trail
-    drawn_out = [cv2.filter2D(channel, cv2.CV_32F, trail / trail.sum()) for channel in ink]
-    return np.minimum(ink * 0.6 + 0.4, plane(drawn_out))
+    return np.minimum(ink * 0.6 + 0.4, plane([cv2.filter2D(c, cv2.CV_32F, trail / trail.sum()) for c in ink]))
 
 
 def doubled_ink(ink: Plane, scene: Scene, spot: Spot, rng: Generator) -> Plane:
@@ -294,14 +285,13 @@ def doubled_ink(ink: Plane, scene: Scene, spot: Spot, rng: Generator) -> Plane:
 
 def slipped_ink(ink: Plane, scene: Scene, spot: Spot, rng: Generator) -> Plane:
     """The element sits askew: shifted and turned about its middle."""
-    matrix = cv2.getRotationMatrix2D((spot.x, spot.y), float(rng.choice([-1, 1]) * rng.uniform(3, 8)), 1)
-    slip = np.zeros((2, 3))
-    slip[:, 2] = rng.normal(0, 0.035, 2) * scene.unit
-    moved = [cv2.warpAffine(channel, matrix + slip, (scene.side, scene.side), borderValue=1) for channel in ink]
-    return plane(moved)
+    angle = float(rng.choice([-1, 1]) * rng.uniform(3, 8))
+    matrix = np.asarray(cv2.getRotationMatrix2D((spot.x, spot.y), angle, 1), np.float64)
+    matrix[:, 2] += rng.normal(0, 0.035, 2) * scene.unit
+    return plane([cv2.warpAffine(channel, matrix, (scene.side, scene.side), borderValue=1) for channel in ink])
 
 
-# --- things that do not belong there -----------------------------------------------------------------------------
+# --- things that do not belong there ---
 
 
 def contamination(scene: Scene, light: Light, rng: Generator) -> Scene:

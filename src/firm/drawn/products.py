@@ -1,13 +1,11 @@
 """How good drawn parts are made: a machined plate, a woven cloth and a printed bottle.
 
-Each builder draws its part's own pose and irregularity from the generator it is given, and returns a scene.
+Each builder draws its part's pose and irregularity from the generator it is given, and returns a scene.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 import cv2
@@ -15,10 +13,10 @@ import numpy as np
 from numpy.random import Generator
 from PIL import Image, ImageDraw, ImageFont
 
-from firm.data.drawn_scene import Light, Plane, Pose, Scene, Spot, clouds, lay_down, length, mix, plane, srgb, step
-from firm.streams import numpy_stream
+from firm.drawn.scene import Light, Plane, Pose, Scene, Spot, clouds, lay_down, length, mix, plane, srgb, step
+from firm.runtime.random import numpy_stream
 
-# --- plate: a brushed aluminium flange on a conveyor belt -------------------------------------------------------
+# --- plate: a brushed aluminium flange on a conveyor belt ---
 
 PLATE = (0.77, 0.67, 0.15)  # half width, half height, corner radius
 BORE, FACE = 0.19, 0.31  # the central bore and the turned face around it
@@ -31,9 +29,7 @@ HOLES: tuple[Hole, ...] = tuple((x, y, 0.07, 0.125) for x in (-0.56, 0.56) for y
 def build_plate(rng: Generator, side: int, light: Light) -> Scene:
     """A flange with a turned bore and six holes; undrilled it stays in `before`."""
     pose = lay_down(rng, turn=5, shift=0.05, stretch=0.03)
-    u, v = pose.to_part(side)
-    belt = build_belt(rng, side)
-    blank = lay_plate(belt, u, v, rng, pose, light)
+    blank = lay_plate(build_belt(rng, side), rng, pose, light)
     blank = drill(blank, pose, [(0.0, 0.0, BORE, BORE + 0.02)], light)
     drilled = drill(blank, pose, HOLES, light)
     spots = tuple(Spot(*pose.to_canvas(*hole[:2], side), *[hole[3] * side / 2] * 2) for hole in HOLES)
@@ -58,9 +54,10 @@ def rounded_box(u: Plane, v: Plane) -> Plane:
     return outside + np.minimum(np.maximum(du, dv), 0) - radius
 
 
-def lay_plate(belt: Scene, u: Plane, v: Plane, rng: Generator, pose: Pose, light: Light) -> Scene:
+def lay_plate(belt: Scene, rng: Generator, pose: Pose, light: Light) -> Scene:
     """The undrilled plate on its belt: brushed, chamfered, with a turned face and a cast shadow."""
     side, unit = belt.side, belt.unit
+    u, v = pose.to_part(side)
     outline = rounded_box(u, v)
     cover = np.clip(0.5 - outline * unit, 0, 1)
     shadow = 1 - 0.75 * (1 - step(rounded_box(u + light.x * 0.1, v + light.y * 0.1), -0.05, 0.06))
@@ -82,37 +79,26 @@ def lay_plate(belt: Scene, u: Plane, v: Plane, rng: Generator, pose: Pose, light
 
 
 def drill(scene: Scene, pose: Pose, holes: Iterable[Hole], light: Light) -> Scene:
-    """The scene with more holes in its part."""
-    drilled = replace(
-        scene,
-        albedo=scene.albedo.copy(),
-        height=scene.height.copy(),
-        gloss=scene.gloss.copy(),
-        site=scene.site.copy(),
-        surface=scene.surface.copy(),
-    )
-    for hole in holes:
-        carve(drilled, pose, hole, light)
-    return drilled
-
-
-def carve(scene: Scene, pose: Pose, hole: Hole, light: Light) -> None:
-    """Cut one countersunk hole into the scene's own layers, its wall lit on the side away from the lamp."""
-    u, v, inner, outer = hole
+    """The scene with more countersunk holes in its part, their walls lit on the side away from the lamp."""
     side, unit = scene.side, scene.unit * pose.scale
-    x, y = pose.to_canvas(u, v, side)
-    reach = math.ceil(outer * unit + 3)
-    rows, columns = (slice(max(0, int(middle) - reach), int(middle) + reach) for middle in (y, x))
-    px = np.arange(side, dtype=np.float32)[None, columns] + 0.5 - x
-    py = np.arange(side, dtype=np.float32)[rows, None] + 0.5 - y
-    r = length(px, py)
-    through = np.clip(inner * unit - r + 0.5, 0, 1)
-    face = scene.albedo[:, rows, columns]
-    face[:] = mix(face, hole_wall(px, py, r, inner * unit, (u, v), light), through)
-    scene.height[rows, columns] -= np.clip(outer * unit - r, 0, (outer - inner) * unit) * 0.8
-    scene.gloss[rows, columns] *= 1 - through
-    scene.surface[rows, columns] *= 1 - through
-    scene.site[rows, columns] &= r > outer * unit + 0.02 * unit
+    layers = (scene.albedo, scene.height, scene.gloss, scene.surface)
+    albedo, height, gloss, surface = (layer.copy() for layer in layers)
+    site = scene.site.copy()
+    for u, v, inner, outer in holes:
+        x, y = pose.to_canvas(u, v, side)
+        reach = math.ceil(outer * unit + 3)
+        rows, columns = (slice(max(0, int(middle) - reach), int(middle) + reach) for middle in (y, x))
+        px = np.arange(side, dtype=np.float32)[None, columns] + 0.5 - x
+        py = np.arange(side, dtype=np.float32)[rows, None] + 0.5 - y
+        r = length(px, py)
+        through = np.clip(inner * unit - r + 0.5, 0, 1)
+        face = albedo[:, rows, columns]
+        face[:] = mix(face, hole_wall(px, py, r, inner * unit, (u, v), light), through)
+        height[rows, columns] -= np.clip(outer * unit - r, 0, (outer - inner) * unit) * 0.8
+        gloss[rows, columns] *= 1 - through
+        surface[rows, columns] *= 1 - through
+        site[rows, columns] &= r > outer * unit + 0.02 * unit
+    return replace(scene, albedo=albedo, height=height, gloss=gloss, site=site, surface=surface)
 
 
 def hole_wall(px: Plane, py: Plane, r: Plane, radius: float, at: tuple[float, float], light: Light) -> Plane:
@@ -125,7 +111,7 @@ def hole_wall(px: Plane, py: Plane, r: Plane, radius: float, at: tuple[float, fl
     return plane(0.008 + wall * (0.03 + 0.5 * lit)) * srgb(0xF4F6FF)
 
 
-# --- weave: a twill with thread-level irregularity ---------------------------------------------------------------
+# --- weave: a twill with thread-level irregularity ---
 
 THREADS = 27
 
@@ -136,11 +122,11 @@ def build_weave(rng: Generator, side: int, light: Light) -> Scene:
     u, v = pose.to_part(side)
     a = (u + 2 + 0.006 * clouds(rng, side, 9) + 0.004 * clouds(rng, side, 4, 30)) * (THREADS / 2)
     b = (v + 2 + 0.006 * clouds(rng, side, 9) + 0.004 * clouds(rng, side, 30, 4)) * (THREADS / 2)
-    warp = yarn(a, b, 1.0, rng, pose.turn(clouds(rng, side, 14, 60)))
-    weft = yarn(b, a, -1.0, rng, pose.turn(clouds(rng, side, 60, 14)))
-    front = np.clip((warp.height - weft.height) * 8 + 0.5, 0, 1)
-    relief = np.maximum(warp.height, weft.height)
-    tone = mix(weft.tone, warp.tone, front) * (0.3 + 0.7 * step(relief, -0.35, 0.9)) * (1 + 0.03 * clouds(rng, side, 5))
+    warp, warp_tone = yarn(a, b, 1.0, rng, pose.turn(clouds(rng, side, 14, 60)))
+    weft, weft_tone = yarn(b, a, -1.0, rng, pose.turn(clouds(rng, side, 60, 14)))
+    front = np.clip((warp - weft) * 8 + 0.5, 0, 1)
+    relief = np.maximum(warp, weft)
+    tone = mix(weft_tone, warp_tone, front) * (0.3 + 0.7 * step(relief, -0.35, 0.9)) * (1 + 0.03 * clouds(rng, side, 5))
     colour = mix(srgb(0xC9C2B2), srgb(0x4C6E8F), front)
     return Scene(
         albedo=colour * tone,
@@ -152,16 +138,8 @@ def build_weave(rng: Generator, side: int, light: Light) -> Scene:
     )
 
 
-@dataclass(frozen=True)
-class Yarn:
-    """One system of parallel threads seen from above."""
-
-    height: Plane
-    tone: Plane
-
-
-def yarn(across: Plane, along: Plane, lifted: float, rng: Generator, slubs: Plane) -> Yarn:
-    """Threads counted by `across`, rising and diving along their length; +1 and -1 systems interlace."""
+def yarn(across: Plane, along: Plane, lifted: float, rng: Generator, slubs: Plane) -> tuple[Plane, Plane]:
+    """Height and tone of parallel threads, counted by `across`; systems with `lifted` 1 and -1 interlace."""
     number = np.floor(across)
     which = number.astype(np.intp) % (4 * THREADS)
     width = plane(rng.uniform(0.9, 1.08, 4 * THREADS))[which] * (1 + 0.07 * slubs)
@@ -170,14 +148,15 @@ def yarn(across: Plane, along: Plane, lifted: float, rng: Generator, slubs: Plan
     crimp = np.cos((number + along - 0.5) * np.float32(math.pi / 2) + np.float32(0.4)) * np.float32(lifted * 0.6)
     twist = np.sin((along * 2.2 + offset * 0.8) * np.float32(2 * math.pi))
     round_ = np.sqrt(np.maximum(1 - offset * offset, 0))
-    return Yarn(height=round_ * 0.8 + crimp + 0.04 * twist, tone=own * (1 + 0.1 * twist + 0.07 * slubs))
+    return round_ * 0.8 + crimp + 0.04 * twist, own * (1 + 0.1 * twist + 0.07 * slubs)
 
 
-# --- label: a printed paper label around a white bottle ----------------------------------------------------------
+# --- label: a printed paper label around a white bottle ---
 
 BOTTLE = 0.84  # its radius
 LABEL = (0.98, 0.68)  # half width along the arc, half height
 PAPER = 0xEFEBE1
+typeface = lru_cache(maxsize=64)(ImageFont.load_default)  # Pillow's own: no machine needs one installed
 LEGIBLE = 160  # half the width below which type falls apart: smaller artwork is drawn at this size and shrunk
 
 
@@ -189,7 +168,7 @@ def build_label(rng: Generator, side: int, light: Light) -> Scene:
     rim = np.clip(1 - (u / BOTTLE) ** 2, 0, 1)
     arc = np.arcsin(np.clip(u / BOTTLE, -1, 1)) * BOTTLE - turned
     fall = v - 0.07 * np.sqrt(rim) + 0.05 - raised
-    art = artwork(round(side * 0.62), f"{rng.integers(10000, 99999)}", f"{rng.integers(1, 13):02d}/27")
+    art = artwork(round(side * 0.62), f"LOT {rng.integers(10000, 99999)}   EXP {rng.integers(1, 13):02d}/27")
     ink = wrap(art, arc, fall)
     blank = wrap_bottle(u, arc, fall, rim, rng, side)
     printed = replace(blank, albedo=blank.albedo * ink, gloss=blank.gloss * (0.7 + 0.3 * ink[1]))
@@ -227,8 +206,8 @@ def wrap(art: Plane, arc: Plane, fall: Plane) -> Plane:
     return plane(cv2.split(cv2.remap(art, x, y, cv2.INTER_LINEAR, borderValue=(1, 1, 1))))
 
 
-# Where things are printed, in units of the label from -1 to 1: left, top, right, bottom.
-PRINTED = {
+Box = tuple[float, float, float, float]  # left, top, right and bottom in units of the label, from -1 to 1
+PRINTED: dict[str, Box] = {
     "name": (-0.62, -0.28, 0.62, 0.0),
     "lot": (-0.62, 0.27, 0.62, 0.43),
     "barcode": (-0.62, 0.50, 0.12, 0.84),
@@ -237,7 +216,7 @@ PRINTED = {
 }
 
 
-def label_spot(pose: Pose, box: tuple[float, float, float, float], turned: float, raised: float, side: int) -> Spot:
+def label_spot(pose: Pose, box: Box, turned: float, raised: float, side: int) -> Spot:
     """Where a printed box ends up on the canvas."""
     left, right = (BOTTLE * math.sin((edge * LABEL[0] + turned) / BOTTLE) for edge in (box[0], box[2]))
     top, bottom = (edge * LABEL[1] + raised + 0.01 for edge in (box[1], box[3]))
@@ -245,19 +224,13 @@ def label_spot(pose: Pose, box: tuple[float, float, float, float], turned: float
     return Spot(x, y, (right - left) * side / 4, (bottom - top) * side / 4)
 
 
-def artwork(half: int, lot: str, expiry: str) -> Plane:
+def artwork(half: int, lot: str) -> Plane:
     """The label's ink as a transmission 0..1 over white paper, with this bottle's lot line."""
     art = fixed_artwork(max(half, LEGIBLE)).copy()
-    write(art, PRINTED["lot"], f"LOT {lot}   EXP {expiry}", 0x1C1C1E, 0)
+    write(art, PRINTED["lot"], lot, 0x1C1C1E, 0)
     size = (2 * half, round(2 * half * LABEL[1] / LABEL[0]))
     pixels = np.asarray(art if art.size == size else art.resize(size, Image.Resampling.BOX))
-    return plane(srgb_table()[pixels])
-
-
-@lru_cache(maxsize=1)
-def srgb_table() -> Plane:
-    """Linear light of the 256 display values."""
-    return plane((np.arange(256) / 255) ** 2.2)
+    return plane((np.arange(256) / 255) ** 2.2)[pixels]  # linear light of the 256 display values
 
 
 @lru_cache(maxsize=8)
@@ -276,7 +249,7 @@ def fixed_artwork(half: int) -> Image.Image:
     return art
 
 
-def box_pixels(art: Image.Image, box: tuple[float, float, float, float]) -> tuple[int, int, int, int]:
+def box_pixels(art: Image.Image, box: Box) -> tuple[int, int, int, int]:
     """A box in label units as pixels of the artwork."""
     width, height = art.size
     left, right = (round((edge + 1) * width / 2) for edge in (box[0], box[2]))
@@ -284,7 +257,7 @@ def box_pixels(art: Image.Image, box: tuple[float, float, float, float]) -> tupl
     return left, top, right, bottom
 
 
-def write(art: Image.Image, box: tuple[float, float, float, float], text: str, ink: int, bold: int) -> None:
+def write(art: Image.Image, box: Box, text: str, ink: int, bold: int) -> None:
     """Set a line of text as large as its box allows, from the left edge."""
     left, top, right, bottom = box_pixels(art, box)
     pen = ImageDraw.Draw(art)
@@ -294,13 +267,7 @@ def write(art: Image.Image, box: tuple[float, float, float, float], text: str, i
     pen.text((left, (top + bottom) / 2), text, f"#{ink:06x}", typeface(size), anchor="lm", stroke_width=stroke)
 
 
-@lru_cache(maxsize=64)
-def typeface(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Pillow's own typeface, so no machine needs one installed."""
-    return ImageFont.load_default(size)
-
-
-def draw_barcode(art: Image.Image, box: tuple[float, float, float, float]) -> None:
+def draw_barcode(art: Image.Image, box: Box) -> None:
     """Bars of one to three modules between guard bars; always the same number."""
     left, top, right, bottom = box_pixels(art, box)
     widths = [1, 1, 1, *numpy_stream(0, "barcode").integers(1, 4, 33), 1, 1, 1]
@@ -310,7 +277,7 @@ def draw_barcode(art: Image.Image, box: tuple[float, float, float, float]) -> No
         pen.rectangle((round(start), top, round(end) - 1, bottom), fill="#17181a")
 
 
-def draw_logo(art: Image.Image, box: tuple[float, float, float, float]) -> None:
+def draw_logo(art: Image.Image, box: Box) -> None:
     """A drop on an orange disc."""
     left, top, right, bottom = box_pixels(art, box)
     x, y, r = (left + right) / 2, (top + bottom) / 2, min(right - left, bottom - top) / 2

@@ -149,7 +149,6 @@ def clouds(rng: Generator, side: int, rows: int, columns: int | None = None) -> 
 
 
 def soften(values: Plane, sigma: float) -> Plane:
-    """Gaussian blur."""
     return plane(cv2.GaussianBlur(values, (0, 0), sigma, borderType=cv2.BORDER_REFLECT))
 
 

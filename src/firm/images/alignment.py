@@ -1,8 +1,4 @@
-"""One light and one pose for every image, before anything is learnt from it or said of it.
-
-Exposure changes from shift to shift and parts lie as they fall; neither is a defect. Every image is conditioned by
-itself alone, so a part on the line is treated as the parts that were learnt from.
-"""
+"""Normalise illumination and alignment of each image on its own, the same way for training and inspection."""
 
 from __future__ import annotations
 
@@ -12,209 +8,193 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from firm.foreground import Rule, foreground
-from firm.ignoring import filled, scaled, usual_look
-from firm.types import FirmError
+from firm.errors import SettingError
+from firm.images.foreground import Rule, foreground
+from firm.images.ignore_mask import fill_ignored, median_image, scaled
 
-LIGHTS = ("none", "median", "local")
-MIDDLE = 128.0  # where the median goes: twice as bright still fits into a byte
-SIDE = 256  # at which the neighbourhood of `local` is given
+ILLUMINATION = ("none", "median", "local")
+MIDDLE = 128.0  # target of the median: twice as bright still fits into a byte
+SIDE = 256  # image side for which NEIGHBOURHOOD is given
 NEIGHBOURHOOD = 12.0  # standard deviation of the Gaussian window of `local`
-GAIN, FAINT = 40.0, 4.0  # grey levels to a local deviation; deviations below FAINT are noise and are not blown up
+GAIN, FAINT = 40.0, 4.0  # grey levels per local deviation; deviations below FAINT are noise
 
-LONG = 1.8  # ratio of an object's axes from which it has a direction to align by
-SOME = 32  # images that tell it
+LONG = 1.8  # axis ratio from which an object has a direction to align by
+SAMPLE = 32  # images on which the ratio is measured
 
-Pixels = npt.NDArray[np.uint8]  # h, w, c
+Picture = npt.NDArray[np.uint8]  # h, w, c
 Plane = npt.NDArray[np.float32]
 Matrix = npt.NDArray[np.float64]  # 2, 3: from the image to its aligned frame
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conditioning:
-    """`light`: none, `median` (exposure) or `local` (contrast too); `align` turns the object upright and centres it."""
+    """Settings of both; `align` turns the object horizontal and centres it."""
 
-    light: str = "none"
+    illumination: str = "none"  # none | median (exposure) | local (contrast too)
     align: bool = False
     foreground: Rule = field(default_factory=Rule)
 
     def __post_init__(self) -> None:
-        if self.light not in LIGHTS:
-            raise FirmError(f"conditioning.light is {self.light!r}; use one of {', '.join(LIGHTS)}")
+        if self.illumination not in ILLUMINATION:
+            raise SettingError(f"conditioning.illumination is {self.illumination!r}; use {', '.join(ILLUMINATION)}")
         if self.align and self.foreground.method == "ones":
-            raise FirmError("conditioning.align needs an object on a background; set conditioning.foreground.method")
+            raise SettingError("conditioning.align needs an object on a background; set conditioning.foreground.method")
 
-    def __call__(self, images: UInt8[Tensor, "n c h w"], ignored: Bool[Tensor, "a b"] | None = None) -> Conditioned:
-        """`ignored` pixels, in the frame of the camera, show nothing and are no object; the pose is found as ever."""
-        masks = foreground(images, self.foreground)
-        if ignored is None:
-            return self._applied(images, masks)
-        here = scaled(ignored, *images.shape[-2:])
-        return self._applied(filled(images, here), masks).without(here)
-
-    def _applied(self, images: UInt8[Tensor, "n c h w"], masks: Bool[Tensor, "n h w"]) -> Conditioned:
-        if self.light == "none" and not self.align:
-            return Conditioned(images, masks, None)
-        pixels, objects = images.permute(0, 2, 3, 1).cpu().numpy().copy(), masks.cpu().numpy().copy()
-        frames = np.zeros((len(pixels), 2, 3))
-        for picture, mask, frame in zip(pixels, objects, frames, strict=True):
-            picture[:] = lit(picture, self.light)
-            if self.align:
-                frame[:] = pose(mask)
-                picture[:] = _moved(picture, frame, cv2.INTER_LINEAR)
-                mask[:] = _moved(mask.astype(np.uint8), frame, cv2.INTER_NEAREST)
-        return Conditioned(
-            torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(),
-            torch.from_numpy(objects),
-            torch.from_numpy(frames) if self.align else None,
-        )
+    def __call__(
+        self,
+        images: UInt8[Tensor, "n c h w"],
+        ignored: Bool[Tensor, "a b"] | None = None,
+        masks: Bool[Tensor, "n h w"] | None = None,
+    ) -> Conditioned:
+        """Condition images; `ignored` pixels (camera frame) are filled and excluded, `masks` are known foregrounds."""
+        masks = foreground(images, self.foreground) if masks is None else masks
+        if ignored is not None:
+            ignored = scaled(ignored, *images.shape[-2:])
+            images = fill_ignored(images, ignored)
+        if self.illumination != "none" and len(images):
+            pictures = images.permute(0, 2, 3, 1).cpu().numpy()
+            evened = [torch.from_numpy(even_illumination(picture, self.illumination)) for picture in pictures]
+            images = torch.stack(evened).permute(0, 3, 1, 2).contiguous()
+        frames = None
+        if self.align:
+            frames = torch.from_numpy(np.array([alignment(mask) for mask in masks.cpu().numpy()]).reshape(-1, 2, 3))
+            images, masks = _warped(images, frames), _warped_masks(masks, frames)
+        conditioned = Conditioned(images, masks.to(images.device), frames, ignored)
+        hidden = conditioned.hidden()
+        return conditioned if hidden is None else conditioned.without(hidden)
 
 
 @dataclass(frozen=True)
 class Conditioned:
-    """Images ready to learn from, where their objects are, and how each was moved (None: not at all).
-
-    `ignored` are pixels of the images as they came (None: no pixels).
-    """
+    """Conditioned images, where their objects are, and how each was moved."""
 
     images: UInt8[Tensor, "n c h w"]
     foreground: Bool[Tensor, "n h w"]
-    frames: Float[Tensor, "n 2 3"] | None
-    ignored: Bool[Tensor, "h w"] | None = None
+    frames: Float[Tensor, "n 2 3"] | None  # None: not moved
+    ignored: Bool[Tensor, "h w"] | None = None  # pixels of the original images
 
-    def without(self, ignored: Bool[Tensor, "h w"]) -> Conditioned:
-        """The same with nothing of the object there; an object that is ignored as a whole is all that is not."""
-        marked = replace(self, ignored=ignored)
-        hidden = marked.hidden()
-        assert hidden is not None
-        seen = ~hidden.to(self.foreground.device)
-        left = self.foreground & seen
-        gone = ~left.flatten(1).any(1)
-        left[gone] = seen[gone]
-        return replace(marked, foreground=left)
+    def without(self, hidden: Bool[Tensor, "n h w"]) -> Conditioned:
+        """Remove hidden pixels from the foreground; if nothing is left, all visible pixels are foreground."""
+        visible = ~hidden.to(self.foreground.device)
+        remaining = self.foreground & visible
+        empty = ~remaining.flatten(1).any(1)
+        remaining[empty] = visible[empty]
+        return replace(self, foreground=remaining)
 
     def hidden(self) -> Bool[Tensor, "n h w"] | None:
-        """What is ignored, in the frame of each conditioned image."""
+        """The ignored pixels in the frame of each conditioned image."""
         if self.ignored is None:
             return None
-        if self.frames is None:
-            return self.ignored.expand_as(self.foreground)
-        still = self.ignored.cpu().numpy().astype(np.uint8)
-        moved = [_moved(still, frame.numpy(), cv2.INTER_NEAREST) for frame in self.frames]
-        return torch.from_numpy(np.stack(moved) > 0) if moved else self.foreground
+        everywhere = self.ignored.expand_as(self.foreground)
+        return everywhere if self.frames is None else _warped_masks(everywhere, self.frames)
 
-    def usual(self) -> UInt8[Tensor, "c h w"] | None:
-        """What these images usually show at each place of their pose; None where all hide the same, or nothing."""
+    def typical(self) -> UInt8[Tensor, "c h w"] | None:
+        """The median of the aligned images; None if no pixel is hidden, or the same in all."""
         hidden = self.hidden()
-        return None if hidden is None or self.frames is None else usual_look(self.images, hidden)
+        return None if hidden is None or self.frames is None else median_image(self.images, hidden)
 
-    def completed(self, usual: UInt8[Tensor, "c h w"] | None) -> Conditioned:
-        """The same with the usual look where an image hides it: so a part is no other for having lain under the mask.
-
-        The nearest pixels would do where every image hides the same; a part that is hidden elsewhere each time would
-        differ from the others by them more than by a defect.
-        """
+    def completed(self, typical: UInt8[Tensor, "c h w"] | None) -> Conditioned:
+        """Fill hidden pixels with the median image."""
         hidden = self.hidden()
-        if usual is None or hidden is None:
+        if typical is None or hidden is None:
             return self
-        shown = usual[: self.images.shape[1]].to(self.images.device)
-        return replace(self, images=torch.where(hidden[:, None].to(shown.device), shown, self.images))
+        median = typical[: self.images.shape[1]].to(self.images.device)
+        return replace(self, images=torch.where(hidden[:, None].to(median.device), median, self.images))
+
+    def moved_alike(self, images: UInt8[Tensor, "n c h w"]) -> UInt8[Tensor, "n c h w"]:
+        """Move the original images into the same frames."""
+        return images if self.frames is None else _warped(images, self.frames)
+
+    def __getitem__(self, which: Int[Tensor, " k"] | slice) -> Conditioned:
+        """A subset of the images."""
+        frames = None if self.frames is None else self.frames[which]
+        return Conditioned(self.images[which], self.foreground[which], frames, self.ignored)
 
     def back(self, maps: Float[Tensor, "n h w"]) -> Float[Tensor, "n h w"]:
-        """Maps of the conditioned images in the frames of the images as they came.
-
-        What is ignored has no heat, nor has a corner that turning took out of an aligned image: nobody looked there.
-        """
-        moved = self._back(maps)
-        return moved if self.ignored is None else moved.masked_fill(self.ignored.to(moved.device), 0.0)
-
-    def _back(self, maps: Float[Tensor, "n h w"]) -> Float[Tensor, "n h w"]:
-        if self.frames is None:
-            return maps
-        moved = [_moved_back(one.numpy(), frame.numpy()) for one, frame in zip(maps.cpu(), self.frames, strict=True)]
-        return torch.from_numpy(np.stack(moved)) if moved else maps
+        """Move maps back into the original frames; 0 at pixels that were ignored or outside the aligned image."""
+        if self.frames is not None and len(maps):
+            pairs = zip(maps.cpu().numpy(), self.frames.numpy(), strict=True)
+            maps = torch.from_numpy(np.stack([_warped_back(heat, frame) for heat, frame in pairs]))
+        return maps if self.ignored is None else maps.masked_fill(self.ignored.to(maps.device), 0.0)
 
 
-def lit(picture: Pixels, light: str) -> Pixels:
-    """The picture in standard light."""
-    if light == "none":
-        return picture
+def even_illumination(picture: Picture, illumination: str) -> Picture:
+    """Scale the median, or the local mean and deviation, to a standard value."""
     values = picture.astype(np.float32)
-    if light == "median":
-        return _bytes(values * (MIDDLE / max(1.0, float(np.median(values)))))
-    sigma = NEIGHBOURHOOD * min(picture.shape[:2]) / SIDE
-    centred = values - _blurred(values, sigma)
-    spread = np.sqrt(_blurred(np.square(centred).mean(axis=2, dtype=np.float32), sigma))
-    return _bytes((centred / (spread + FAINT)[..., None] * GAIN + MIDDLE).astype(np.float32))
+    if illumination == "median":
+        evened = values * (MIDDLE / max(1.0, float(np.median(values))))
+    else:
+        sigma = NEIGHBOURHOOD * min(picture.shape[:2]) / SIDE
+        centred = values - _blurred(values, sigma)
+        deviation = np.sqrt(_blurred(np.square(centred).mean(axis=2, dtype=np.float32), sigma))
+        evened = (centred / (deviation + FAINT)[..., None] * GAIN + MIDDLE).astype(np.float32)
+    return np.clip(np.round(evened), 0, 255).astype(np.uint8)
 
 
-def pose(mask: npt.NDArray[np.bool_]) -> Matrix:
-    """Turns the largest object's long axis level, its heavier end to one side, its box to the middle of the frame.
-
-    The ends are told apart by the third moment along the axis; a symmetric object may come out either way round.
-    """
+def alignment(mask: npt.NDArray[np.bool_]) -> Matrix:
+    """The matrix that turns the largest object's long axis horizontal, its heavier end to one side, and centres it."""
     height, width = mask.shape
-    y, x = np.nonzero(_largest(mask))
-    points = np.stack([x, y], axis=1).astype(np.float64)
+    points = _largest_object(mask)
     centre = points.mean(axis=0)
-    along = np.linalg.eigh(np.cov((points - centre).T) if len(points) > 1 else np.eye(2))[1][:, 1]
-    if float((((points - centre) @ along) ** 3).mean()) < 0:
-        along = -along
-    turn = np.array([along, [-along[1], along[0]]])
-    seen = (points - centre) @ turn.T
-    middle = (seen.min(axis=0) + seen.max(axis=0)) / 2
+    axis = np.linalg.eigh(np.cov((points - centre).T) if len(points) > 1 else np.eye(2))[1][:, 1]
+    if float((((points - centre) @ axis) ** 3).mean()) < 0:  # ambiguous for symmetric objects
+        axis = -axis
+    turn = np.array([axis, [-axis[1], axis[0]]])
+    turned = (points - centre) @ turn.T
+    middle = (turned.min(axis=0) + turned.max(axis=0)) / 2
     shift = np.array([(width - 1) / 2, (height - 1) / 2]) - middle - turn @ centre
     return np.column_stack([turn, shift])
 
 
 def elongation(masks: Bool[Tensor, "n h w"]) -> float:
-    """Median ratio of the objects' long to short axis: near 1 there is no direction to align by."""
+    """Median ratio of the objects' long to short axis."""
     ratios = []
     for mask in masks.cpu().numpy():
-        y, x = np.nonzero(_largest(mask))
-        spread = np.linalg.eigvalsh(np.cov(np.stack([x, y])) if len(x) > 2 else np.eye(2))
+        points = _largest_object(mask)
+        spread = np.linalg.eigvalsh(np.cov(*points.T) if len(points) > 2 else np.eye(2))
         ratios.append(float(np.sqrt(spread[1] / max(spread[0], 1e-9))))
     return float(np.median(ratios)) if ratios else 1.0
 
 
-def has_direction(images: UInt8[Tensor, "n c h w"], rule: Rule) -> bool:
-    """Whether the object is long enough to be aligned; some images tell."""
-    if rule.method == "ones":
-        return False
-    return elongation(foreground(images[:: max(1, len(images) // SOME)], rule)) >= LONG
+def has_direction(masks: Bool[Tensor, "n h w"]) -> bool:
+    """Whether the objects are long enough to align, by a sample of the masks."""
+    return elongation(masks[:: max(1, len(masks) // SAMPLE)]) >= LONG
 
 
-def _largest(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def _largest_object(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    """The points (x, y) of the largest object; all points of an empty mask."""
     count, labels, facts, _ = cv2.connectedComponentsWithStats(mask.astype(np.uint8), connectivity=8)
-    if count < 2:
-        return np.ones_like(mask)
-    return np.asarray(labels == 1 + int(np.argmax(facts[1:, cv2.CC_STAT_AREA])))
+    largest = labels == 1 + int(np.argmax(facts[1:, cv2.CC_STAT_AREA])) if count > 1 else np.ones_like(mask)
+    y, x = np.nonzero(largest)
+    return np.stack([x, y], axis=1).astype(np.float64)
 
 
-def _moved(picture: Pixels, frame: Matrix, flags: int) -> Pixels:
-    height, width = picture.shape[:2]
-    moved = cv2.warpAffine(picture, frame, (width, height), flags=flags, borderMode=cv2.BORDER_REPLICATE)
-    return np.asarray(moved, np.uint8).reshape(picture.shape)
+def _warped(
+    images: UInt8[Tensor, "n c h w"], frames: Float[Tensor, "n 2 3"], interpolation: int = cv2.INTER_LINEAR
+) -> UInt8[Tensor, "n c h w"]:
+    pictures = images.permute(0, 2, 3, 1).cpu().numpy().copy()
+    size = (images.shape[3], images.shape[2])
+    for picture, frame in zip(pictures, frames.numpy(), strict=True):
+        moved = cv2.warpAffine(picture, frame, size, flags=interpolation, borderMode=cv2.BORDER_REPLICATE)
+        picture[:] = np.asarray(moved, np.uint8).reshape(picture.shape)
+    return torch.from_numpy(pictures).permute(0, 3, 1, 2).contiguous()
 
 
-def _moved_back(heat: Plane, frame: Matrix) -> Plane:
-    """The nearest heat up to the edge of the aligned image, and none beyond it."""
-    size = heat.shape[::-1]
-    spread = cv2.warpAffine(
-        heat, frame, size, flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP, borderMode=cv2.BORDER_REPLICATE
-    )
-    inside = cv2.warpAffine(np.ones(heat.shape, np.uint8), frame, size, flags=cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP)
+def _warped_masks(masks: Bool[Tensor, "n h w"], frames: Float[Tensor, "n 2 3"]) -> Bool[Tensor, "n h w"]:
+    return _warped(masks[:, None].to(torch.uint8), frames, cv2.INTER_NEAREST)[:, 0] > 0
+
+
+def _warped_back(heat: Plane, frame: Matrix) -> Plane:
+    """Replicate the heat up to the edge of the aligned image, 0 beyond it."""
+    size, inverse = heat.shape[::-1], cv2.WARP_INVERSE_MAP
+    spread = cv2.warpAffine(heat, frame, size, flags=cv2.INTER_LINEAR | inverse, borderMode=cv2.BORDER_REPLICATE)
+    inside = cv2.warpAffine(np.ones(heat.shape, np.uint8), frame, size, flags=cv2.INTER_NEAREST | inverse)
     return np.where(inside > 0, spread, np.float32(0))
 
 
 def _blurred(values: Plane, sigma: float) -> Plane:
-    return np.asarray(cv2.GaussianBlur(values, (0, 0), sigma, borderType=cv2.BORDER_REFLECT), np.float32).reshape(
-        values.shape
-    )
-
-
-def _bytes(values: Plane) -> Pixels:
-    return np.clip(np.round(values), 0, 255).astype(np.uint8)
+    blurred = cv2.GaussianBlur(values, (0, 0), sigma, borderType=cv2.BORDER_REFLECT)
+    return np.asarray(blurred, np.float32).reshape(values.shape)

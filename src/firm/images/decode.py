@@ -1,126 +1,234 @@
-"""What the bytes of an image mean: formats told by content, sizes capped by the header, samples of any depth to RGB.
+"""Decode files, uploads, arrays and Pillow images to 8-bit RGB, or raise an ImageError that names the file.
 
-`firm.images` is the door in front of it, where a reason gets the name of its file.
+The format is detected by content, the size is checked in the header, and samples of any depth are scaled to 8 bits.
 """
-
-from __future__ import annotations
 
 import contextlib
 import ctypes
 import io
 import logging
+import os
+import stat
 import sys
-from dataclasses import dataclass
-from typing import Any
+import threading
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from jaxtyping import Bool, UInt8
 from PIL import Image, UnidentifiedImageError, _imaging
 
+from firm.errors import ImageError, named
 from firm.types import FULL_DEPTH, Depth
 
 Bytes = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]
-Numbers = npt.NDArray[Any]
+Samples = npt.NDArray[Any]  # of more than 8 bits: (h, w) or (h, w, 2 to 4: grey or colours, then alpha)
+File = Path | str | bytes  # a path or the content
+Source = File | Samples | Image.Image
+Pixel = TypeVar("Pixel", bound=np.generic)
 
-FORMATS: dict[str, tuple[bytes, ...]] = {  # by their first bytes; none of them runs an interpreter, as EPS does
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".tif", ".tiff", ".webp"})
+FORMATS: dict[str, tuple[bytes, ...]] = {  # by their first bytes
     "PNG": (b"\x89PNG\r\n\x1a\n",),
     "JPEG": (b"\xff\xd8\xff",),
     "TIFF": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
     "BMP": (b"BM",),
     "WebP": (b"RIFF",),
 }
-READ = "PNG, JPEG, TIFF, BMP or WebP"
-HEAD = 32  # bytes from which a format is known, and the depth of a PNG
-MAX_PIXELS = 80_000_000  # below Pillow's own limit, so ours speaks first
-BITS, PHOTOMETRIC, PLANES, TILE_WIDTH, TILE_LENGTH = 258, 262, 284, 322, 323  # tags of TIFF
-LEVELS = {"1": 255, "L;2": 85, "L;4": 17}  # grey levels between two steps of samples of so few bits
+READABLE = "PNG, JPEG, TIFF, BMP or WebP"
+HEAD = 32  # bytes that identify the format, and the depth of a PNG
+MAX_BYTES = 2**30  # of a file: more than the largest image needs
+MAX_PIXELS = 80_000_000  # below Pillow's own limit
+BITS, PHOTOMETRIC, PLANES, TILE_WIDTH, TILE_LENGTH = 258, 262, 284, 322, 323  # TIFF tags
+LEVELS = {"1": 255, "L;2": 85, "L;4": 17}  # grey levels per step of samples below 8 bits
+WHOLE, REAL = (255, 4095, 65535), (1.0, 255.0, 4095.0, 65535.0)  # white levels to choose from without --depth
+DEEP_GREY = ("I", "F")  # prefixes of the grey modes above 8 bits; Pillow has no colour modes above 8 bits
 ORIENTATION = 0x0112
-UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+TURNS = ["FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90"]
+UPRIGHT = {number: Image.Transpose[turn] for number, turn in enumerate(TURNS, start=2)}  # by EXIF orientation
+SIDEWAYS = 5  # from this orientation on, width and height are swapped
 REPLACE = "replace or remove it"
 
+_warning_filters = threading.Lock()  # warning filters are global
 
-def _silence() -> None:
-    """What is wrong with a file is said in its exception, not on the terminal by Pillow's log and by libtiff."""
-    logging.getLogger("PIL").addHandler(logging.NullHandler())
-    with contextlib.suppress(OSError, AttributeError):  # a Pillow that holds libtiff otherwise may go on talking
-        handler = ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler
-        handler.argtypes, handler.restype = [ctypes.c_void_p], ctypes.c_void_p
-        handler(None)
-
-
-_silence()
+# errors go into the exception; silence Pillow's log and libtiff
+logging.getLogger("PIL").addHandler(logging.NullHandler())
+with contextlib.suppress(OSError, AttributeError):  # not every build of Pillow exports libtiff
+    _set_handler = ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler
+    _set_handler.argtypes, _set_handler.restype = [ctypes.c_void_p], ctypes.c_void_p
+    _set_handler(None)
 
 
-class Unusable(ValueError):
-    """Why an image cannot be used: the rest of a sentence that begins with its name."""
+class _Refused(ValueError):
+    """Why an image cannot be used; the message starts with its name."""
 
 
-@dataclass(frozen=True)
-class Picture:
-    """An image whose pixels are loaded: as Pillow holds it, and its samples where they have more than 8 bits."""
-
-    image: Image.Image
-    deep: Numbers | None = None  # (h, w) or (h, w, 2 to 4: grey or colours, then alpha)
-
-
-# before any pixel is touched
+def decode(source: Source, depth: Depth = FULL_DEPTH) -> UInt8[Bytes, "h w 3"]:
+    """A file, its bytes, an array or a Pillow image as upright RGB, transparency over white."""
+    with _errors_named(source):
+        if isinstance(source, np.ndarray):
+            return _from_array(source, depth)
+        image, deep = _loaded(source)
+        return _upright(_rgb(image, deep, depth), image)
 
 
-def opened(content: bytes) -> Image.Image:
-    """The image with its header read and found harmless; no other reader than that of its format ever runs."""
-    kind = _kind(content)
+def decode_mask(source: File) -> Bool[Bools, "h w"]:
+    """The marked pixels of a mask file: neither black nor transparent, at full depth."""
+    with _errors_named(source):
+        image, deep = _loaded(source)
+        return _upright(_marked(image, deep), image)
+
+
+def turn_like(mask: Bool[Bools, "h w"], image: Path) -> Bool[Bools, "a b"]:
+    """Turn a mask of the stored pixels upright, by the EXIF orientation of `image`."""
+    with _errors_named(image):
+        return _upright(mask, _opened(_content(image)))  # not loaded: see _upright
+
+
+def shape_of(source: File) -> tuple[int, int]:
+    """Height and width of the upright image, from the file's header."""
+    with _errors_named(source):
+        image = _opened(_content(source))
+        return image.size if _orientation(image) >= SIDEWAYS else image.size[::-1]
+
+
+def depth_of(files: Iterable[Path]) -> Depth:
+    """The white level of all these files: the smallest usual one that no sample exceeds. Skips unreadable files.
+
+    Warns if that is not the full range of deep files.
+    """
+    usual: dict[type, tuple[float, ...]] = {int: WHOLE, float: REAL}
+    peaks: dict[type, list[float]] = {int: [], float: []}
+    for file in files:
+        with contextlib.suppress(ImageError):
+            if (peak := _peak(file)) is not None and peak <= usual[type(peak)][-1]:  # else it cannot be decoded
+                peaks[type(peak)].append(peak)
+    whole, real = (next(white for white in usual[kind] if max(peaks[kind], default=0) <= white) for kind in usual)
+    for kind, white, full in ((int, whole, FULL_DEPTH.whole), (float, real, FULL_DEPTH.real)):
+        if peaks[kind] and white != full:
+            deep = f"{len(peaks[kind])} of the training images have more than 8 bits and no sample above {white:g}"
+            warnings.warn(f"{deep}, which is used as white; if that is wrong, set --depth", stacklevel=2)
+    return Depth(int(whole), real)
+
+
+def _peak(source: File) -> int | float | None:
+    """The largest sample of a file of more than 8 bits, None for 8 bits; reads only the head of most files."""
+    with _errors_named(source):
+        head = _content(source, HEAD)
+        if not (head.startswith(FORMATS["TIFF"]) or (head.startswith(FORMATS["PNG"]) and head[24:25] == b"\x10")):
+            return None
+        content = _content(source)
+        image = _opened(content)
+        deep = _samples(image, content) if image.mode.startswith(DEEP_GREY) or ";16" in _layout(image) else None
+        return None if deep is None else _colours_and_alpha(deep)[0].max().item()
+
+
+# --- from a source to its bytes ---
+
+
+@contextlib.contextmanager
+def _errors_named(source: Source) -> Iterator[None]:
+    """Turn every error into an ImageError that names the file, and silence warnings."""
+    try:
+        with _warning_filters, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except Exception as error:  # damaged files raise anything from SyntaxError to struct.error
+        path = Path(source) if isinstance(source, Path | str) else None
+        name = "the image" if path is None else named(path)
+        if isinstance(error, _Refused):
+            raise ImageError(f"{name} {error}", path) from None
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ImageError(f"{name} cannot be decoded as an image ({reason}); {REPLACE}", path) from error
+
+
+def _content(source: File, first: int = -1) -> bytes:
+    """The bytes of a regular file of limited size, not of a device or a pipe."""
+    if isinstance(source, bytes):
+        return source
+    try:
+        about = os.stat(source)
+        if stat.S_ISDIR(about.st_mode):
+            raise _Refused("is a folder, not an image, or may not be listed; give the image files in it")
+        if not stat.S_ISREG(about.st_mode):
+            raise _Refused("is a device or a pipe; give an image file")
+        if about.st_size > MAX_BYTES:
+            raise _Refused(f"has {about.st_size:,} bytes, more than {MAX_BYTES:,}; crop or scale it down first")
+        with open(source, "rb") as file:
+            return file.read(first)
+    except FileNotFoundError:
+        raise _Refused("does not exist; check the path") from None
+    except OSError as error:
+        raise _Refused(f"cannot be opened ({error.strerror}); check the path and its permissions") from None
+
+
+def _loaded(source: File | Image.Image) -> tuple[Image.Image, Samples | None]:
+    """The loaded image, and its samples if they have more than 8 bits."""
+    if isinstance(source, Image.Image):
+        return _checked(source), _samples(source, b"")
+    content = _content(source)
+    image = _opened(content)
+    return image, _samples(image, content)
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        return image.getexif().get(ORIENTATION, 1)
+    except Exception:  # damaged EXIF raises anything; the pixels are still good
+        return 1
+
+
+def _upright(pixels: npt.NDArray[Pixel], image: Image.Image) -> npt.NDArray[Pixel]:
+    """The pixels turned by the EXIF orientation; Pillow turns a TIFF itself on loading."""
+    turn = UPRIGHT.get(_orientation(image))
+    return pixels if turn is None else np.array(Image.fromarray(pixels.astype(np.uint8)).transpose(turn), pixels.dtype)
+
+
+# --- the header, before any pixel is touched ---
+
+
+def _opened(content: bytes) -> Image.Image:
+    """Open an image and check its header; only the decoder of its format runs."""
+    if not content:
+        raise _Refused(f"cannot be decoded: it is empty; {REPLACE}")
+    kind = next((kind for kind, beginnings in FORMATS.items() if content.startswith(beginnings)), None)
+    if kind is None or (kind == "WebP" and content[8:12] != b"WEBP"):
+        raise _Refused(f"cannot be decoded: its content is not {READABLE}; save it as one of these or remove it")
     if kind == "WebP":
-        _cap(*_canvas(content))  # its reader takes memory for the canvas at once
+        _check_size(*_webp_size(content))  # its decoder allocates all pixels at once
     try:
         image = Image.open(io.BytesIO(content), formats=(kind,))
     except Image.DecompressionBombError:
-        raise Unusable(f"has more than {MAX_PIXELS:,} pixels; crop or scale it down first") from None
+        raise _Refused(f"has more than {MAX_PIXELS:,} pixels; crop or scale it down first") from None
     except UnidentifiedImageError:
-        raise Unusable(
-            f"cannot be decoded: its header begins as {kind} and is damaged or of an unknown kind; {REPLACE}"
-        ) from None
-    return checked(image)
+        raise _Refused(f"cannot be decoded: its {kind} header is damaged or unknown; {REPLACE}") from None
+    return _checked(image)
 
 
-def checked(image: Image.Image) -> Image.Image:
-    """The image itself, or why it must not be loaded."""
+def _checked(image: Image.Image) -> Image.Image:
+    """The image, if it is safe to load."""
     if image.format is not None and image.format.upper() not in map(str.upper, (*FORMATS, "MPO")):
-        raise Unusable(f"cannot be decoded: {image.format} is not read; save it as {READ} or remove it")
-    _cap(image.width, image.height)
+        raise _Refused(f"cannot be decoded: {image.format} is not supported; save it as {READABLE} or remove it")
+    _check_size(image.width, image.height)
     if getattr(image, "is_animated", False):
-        raise Unusable("holds more than one image; save the one that is meant as a file of its own")
+        raise _Refused("holds more than one image; save one image per file")
     width, height = (getattr(image, "tag_v2", {}).get(tag, 1) for tag in (TILE_WIDTH, TILE_LENGTH))
     if not isinstance(width, int) or not isinstance(height, int):
-        raise Unusable(f"has tiles of no known size; {REPLACE}")
-    _cap(width, height, " in a tile")  # which is held whole while it is read, whatever the size of the image
+        raise _Refused(f"has tiles of no known size; {REPLACE}")
+    _check_size(width, height, " in a tile")  # a tile is decoded whole, even if larger than the image
     covered = sum((right - left) * (low - top) for _, (left, top, right, low), *_ in getattr(image, "tile", ()))
     if 0 < covered < image.width * image.height:
-        raise Unusable(f"lacks a part of its pixels; {REPLACE}")
+        raise _Refused(f"lacks a part of its pixels; {REPLACE}")
     return image
 
 
-def _kind(content: bytes) -> str:
-    if not content:
-        raise Unusable(f"cannot be decoded: it is empty; {REPLACE}")
-    for kind, beginnings in FORMATS.items():
-        if content.startswith(beginnings) and (kind != "WebP" or content[8:12] == b"WEBP"):
-            return kind
-    raise Unusable(f"cannot be decoded: it is no {READ} file, whatever its name; save it as one or remove it")
-
-
-def _canvas(webp: bytes) -> tuple[int, int]:
-    """Width and height as a WebP file states them, 0 x 0 where it does not."""
-    head = webp[12:30].ljust(18, b"\0")
+def _webp_size(content: bytes) -> tuple[int, int]:
+    """Width and height from a WebP header, 0 x 0 if unknown."""
+    head = content[12:30].ljust(18, b"\0")
     if head.startswith(b"VP8X"):
         return int.from_bytes(head[12:15], "little") + 1, int.from_bytes(head[15:18], "little") + 1
     if head.startswith(b"VP8L"):
@@ -131,78 +239,55 @@ def _canvas(webp: bytes) -> tuple[int, int]:
     return 0, 0
 
 
-def _cap(width: int, height: int, where: str = "") -> None:
+def _check_size(width: int, height: int, where: str = "") -> None:
     if width * height > MAX_PIXELS:
-        raise Unusable(f"has {width} x {height} pixels{where}, more than {MAX_PIXELS:,}; crop or scale it down first")
+        raise _Refused(f"has {width} x {height} pixels{where}, more than {MAX_PIXELS:,}; crop or scale it down first")
 
 
-# from the file to samples
+# --- from the file to samples ---
 
 
-def loaded(image: Image.Image, content: bytes) -> Picture:
-    """The picture of an image just opened; `content` are its bytes, none of an image that was opened elsewhere."""
-    layout = _layout(image)
-    if _single(image):
-        if getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == 0:
-            raise Unusable("stores white as 0 in more than 8 bits; save it with black as 0")
+def _samples(image: Image.Image, content: bytes) -> Samples | None:
+    """Load the image; its samples if they have more than 8 bits. `content` is empty for a Pillow image."""
+    layout, tags = _layout(image), getattr(image, "tag_v2", {})
+    if image.mode.startswith(DEEP_GREY):
+        if tags.get(PHOTOMETRIC) == 0:
+            raise _Refused("stores white as 0 in more than 8 bits; save it with black as 0")
         image.load()
-        return Picture(image, np.asarray(image))
-    if ";16" in layout or _deep_planes(image):
-        return Picture(image, _wide(image, content, layout))
+        return np.asarray(image)
+    # planar TIFF: Pillow would read 16-bit samples as 8-bit ones
+    planes = tags.get(PLANES, 1) != 1 and max(tags.get(BITS, (1,))) > 8
+    if ";16" in layout or planes:
+        if not content or planes or (layout != "LA;16B" and layout[:-1] not in ("RGB;16", "RGBA;16", "RGBX;16")):
+            raise _Refused("has 16-bit colours that cannot be read in full; give 8-bit or 16-bit RGB or RGBA")
+        return _deep_colours(image, content, layout)
     if layout in LEVELS and isinstance(image.info.get("transparency"), int):
-        image.info["transparency"] *= LEVELS[layout]  # Pillow scales the samples and forgets the one that is clear
+        image.info["transparency"] *= LEVELS[layout]  # Pillow does not scale the transparent sample
     image.load()
-    return Picture(image)
-
-
-def may_be_deep(head: bytes) -> bool:
-    """Whether a file that begins so may have samples of more than 8 bits: a PNG says it at once, a TIFF anywhere."""
-    return head.startswith(FORMATS["TIFF"]) or (head.startswith(FORMATS["PNG"]) and head[24:25] == b"\x10")
-
-
-def is_deep(image: Image.Image) -> bool:
-    """Whether an image just opened has samples of more than 8 bits."""
-    return _single(image) or ";16" in _layout(image)
-
-
-def _single(image: Image.Image) -> bool:
-    """Grey of more than 8 bits; colours of so many are none of Pillow's modes."""
-    return image.mode.startswith("I") or image.mode == "F"
-
-
-def _deep_planes(image: Image.Image) -> bool:
-    """A TIFF that stores one colour after the other: Pillow would take 16-bit ones for 8-bit ones."""
-    tags = getattr(image, "tag_v2", {})
-    return tags.get(PLANES, 1) != 1 and max(tags.get(BITS, (1,))) > 8
+    return None
 
 
 def _layout(image: Image.Image) -> str:
-    """How the file holds a pixel, in Pillow's words; empty once the image is loaded."""
+    """Pillow's name of the file's pixel layout; empty once the image is loaded."""
     tiles = getattr(image, "tile", ())
-    how = tiles[0][3] if tiles else ""
-    how = how[0] if isinstance(how, tuple) and how else how
-    return how if isinstance(how, str) else ""
+    layout = tiles[0][3] if tiles else ""
+    layout = layout[0] if isinstance(layout, tuple) and layout else layout
+    return layout if isinstance(layout, str) else ""
 
 
-def _wide(image: Image.Image, content: bytes, layout: str) -> Numbers:
-    """The samples of 16-bit colours, of which Pillow keeps the high bytes: the low ones come by a second reading.
-
-    That one takes the file to be of the other byte order, and grey with alpha for four bytes.
-    """
-    plain = layout == "LA;16B" or layout[:-1] in ("RGB;16", "RGBA;16", "RGBX;16")
-    if not content or not plain or _deep_planes(image):
-        raise Unusable("has 16-bit colours that cannot be had in full; give a file of 8 bit, or of 16-bit RGB or RGBA")
+def _deep_colours(image: Image.Image, content: bytes, layout: str) -> Samples:
+    """16-bit colours. Pillow keeps the high bytes; reading again in the other byte order gives the low ones."""
     if layout == "LA;16B":
         parts = _reread(image, "RGBA")
         return parts[..., 0::2].astype(np.uint16) << 8 | parts[..., 1::2]
     other = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}[layout[-1]]
-    low = _reread(opened(content), layout[:-1] + other)
+    low = _reread(_opened(content), layout[:-1] + other)
     return _reread(image, layout).astype(np.uint16) << 8 | low
 
 
 def _reread(image: Image.Image, layout: str) -> Bytes:
-    """The image loaded as if the file held its pixels in that layout."""
-    tiles = image.tile  # type: ignore[attr-defined]  # of an image of a file
+    """Load the image as if its pixels had this layout."""
+    tiles = image.tile  # type: ignore[attr-defined]  # of an ImageFile
     image.tile = [  # type: ignore[attr-defined]
         tile._replace(args=(layout, *tile.args[1:]) if isinstance(tile.args, tuple) else layout) for tile in tiles
     ]
@@ -210,105 +295,77 @@ def _reread(image: Image.Image, layout: str) -> Bytes:
     return np.asarray(image)
 
 
-def turn_of(image: Image.Image) -> Image.Transpose | None:
-    """How EXIF asks for the image to be turned; the pixels of a file with damaged EXIF are still good."""
-    try:
-        return UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # decoders of damaged files raise anything
-        return None
+# --- from samples to pixels ---
 
 
-# from samples to pixels
-
-
-def rgb(picture: Picture, depth: Depth) -> UInt8[Bytes, "h w 3"]:
-    """8 bits for each of three colours, transparency over white."""
-    image = picture.image
-    if picture.deep is not None:
-        return of_samples(picture.deep, depth, image.info.get("transparency"))
-    if image.mode == "La":
-        image = image.convert("LA")  # the only way out of it
-    return over_white(image) if _transparent(image) else np.array(image.convert("RGB"))
-
-
-def marked(picture: Picture) -> Bool[Bools, "h w"]:
-    """The pixels of a mask: neither black nor transparent."""
-    image, deep = picture.image, picture.deep
+def _rgb(image: Image.Image, deep: Samples | None, depth: Depth) -> UInt8[Bytes, "h w 3"]:
     if deep is not None:
-        colours, alpha = _parted(deep)
-        seen = _clear(colours, image.info.get("transparency")) ^ True
-        return (colours > 0).any(axis=2) & seen & (True if alpha is None else alpha > 0)
-    if not _transparent(image):
+        return _from_samples(deep, depth, image.info.get("transparency"))
+    if image.mode == "La":
+        image = image.convert("LA")  # its only conversion
+    return _over_white(image) if image.has_transparency_data else np.array(image.convert("RGB"))
+
+
+def _marked(image: Image.Image, deep: Samples | None) -> Bool[Bools, "h w"]:
+    if deep is not None:
+        colours, alpha = _colours_and_alpha(deep)
+        opaque = ~_is_transparent(colours, image.info.get("transparency"))
+        return (colours > 0).any(axis=2) & opaque & (True if alpha is None else alpha > 0)
+    if not image.has_transparency_data:
         return np.asarray(image.convert("RGB")).max(axis=2) > 0
     rgba = np.asarray(image.convert("RGBA"))
     return (rgba[..., :3].max(axis=2) > 0) & (rgba[..., 3] > 0)
 
 
-def peak(picture: Picture) -> int | float | None:
-    """The largest sample of more than 8 bits, a float if they are; None: the image has 8 bits."""
-    return None if picture.deep is None else _parted(picture.deep)[0].max().item()
-
-
-def of_array(samples: Numbers, depth: Depth) -> UInt8[Bytes, "h w 3"]:
-    """The pixels of an array (h, w) or (h, w, 1 to 4), by the rules of a file with these samples."""
+def _from_array(samples: Samples, depth: Depth) -> UInt8[Bytes, "h w 3"]:
+    """Convert an array (h, w) or (h, w, 1 to 4) like a file with these samples."""
     channels = samples.shape[2] if samples.ndim == 3 else 1
-    fits = samples.ndim in (2, 3) and 1 <= channels <= 4 and samples.size
-    if not fits or samples.dtype.kind not in "biuf":
-        raise Unusable(f"is {samples.dtype} of shape {samples.shape}; give numbers of shape (h, w) or (h, w, 1 to 4)")
-    _cap(samples.shape[1], samples.shape[0])
+    if not (samples.ndim in (2, 3) and 1 <= channels <= 4 and samples.size) or samples.dtype.kind not in "biuf":
+        raise _Refused(f"is {samples.dtype} of shape {samples.shape}; give numbers of shape (h, w) or (h, w, 1 to 4)")
+    _check_size(samples.shape[1], samples.shape[0])
     if samples.dtype not in (np.bool_, np.uint8):
-        return of_samples(samples, depth)
+        return _from_samples(samples, depth)
     flat = samples[..., 0] if samples.ndim == 3 and channels == 1 else samples
-    return rgb(Picture(Image.fromarray(flat * np.uint8(255) if flat.dtype == np.bool_ else flat)), depth)
+    return _rgb(Image.fromarray(flat * np.uint8(255) if flat.dtype == np.bool_ else flat), None, depth)
 
 
-def of_samples(samples: Numbers, depth: Depth, clear: object = None) -> UInt8[Bytes, "h w 3"]:
-    """Pixels of samples of more than 8 bits; `clear` is the sample that a PNG calls transparent."""
-    colours, alpha = _parted(samples)
-    pixels = np.broadcast_to(scaled(colours, depth), (*colours.shape[:2], 3))
-    if alpha is not None:  # a part of the whole, whatever is white
-        pixels = over_white(Image.fromarray(np.dstack([pixels, scaled(alpha, FULL_DEPTH)])))
+def _from_samples(samples: Samples, depth: Depth, transparent: object = None) -> UInt8[Bytes, "h w 3"]:
+    """Convert samples of more than 8 bits; `transparent` is the transparent sample of a PNG."""
+    colours, alpha = _colours_and_alpha(samples)
+    pixels = np.broadcast_to(to_8_bits(colours, depth), (*colours.shape[:2], 3))
+    if alpha is not None:  # always full range
+        pixels = _over_white(Image.fromarray(np.dstack([pixels, to_8_bits(alpha, FULL_DEPTH)])))
     pixels = np.array(pixels)
-    pixels[_clear(colours, clear)] = 255
+    pixels[_is_transparent(colours, transparent)] = 255
     return pixels
 
 
-def scaled(samples: Numbers, depth: Depth) -> Bytes:
-    """0 to 0 and white to 255, in between to the nearest; what lies outside is refused, never clipped."""
+def to_8_bits(samples: Samples, depth: Depth) -> Bytes:
+    """Scale 0..white to 0..255, rounded; samples outside are refused, never clipped."""
     real = samples.dtype.kind == "f"
     white = depth.real if real else depth.whole
     if real and not np.isfinite(samples).all():
-        raise Unusable("has samples that are no numbers; save it as 8 or 16 bit")
+        raise _Refused("has samples that are not finite; save it as 8 or 16 bit")
     if samples.min() < 0:
-        raise Unusable(f"has samples down to {samples.min():g}; save it with black as 0, in 8 or 16 bit")
+        raise _Refused(f"has samples down to {samples.min():g}; save it with black as 0, in 8 or 16 bit")
     if samples.max() > white:
-        raise Unusable(
-            f"has samples up to {samples.max():g} where {white:g} is white; save it in the depth of the images learnt "
-            "from, in 8 or 16 bit, or fit again with another --depth"
-        )
+        beyond = f"has samples up to {samples.max():g} where {white:g} is white"
+        raise _Refused(f"{beyond}; save it in the depth of the training images, or fit again with another --depth")
     if real:
         return np.floor(samples.astype(np.float32) * np.float32(255 / white) + np.float32(0.5)).astype(np.uint8)
-    steps = (np.arange(white + 1) * 255 + white // 2) // white
-    return steps.astype(np.uint8)[samples]
+    return ((np.arange(white + 1) * 255 + white // 2) // white).astype(np.uint8)[samples]
 
 
-def over_white(image: Image.Image) -> UInt8[Bytes, "h w 3"]:
+def _over_white(image: Image.Image) -> UInt8[Bytes, "h w 3"]:
     image = image.convert("RGBA")
     return np.array(Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB"))
 
 
-def _parted(samples: Numbers) -> tuple[Numbers, Numbers | None]:
-    """The grey or the colours (h, w, 1 or 3), and alpha if there is one."""
-    if samples.ndim == 2:
-        return samples[..., None], None
-    even = samples.shape[2] % 2 == 0
-    return (samples[..., :-1], samples[..., -1]) if even else (samples, None)
+def _colours_and_alpha(samples: Samples) -> tuple[Samples, Samples | None]:
+    """Grey or colours (h, w, 1 or 3), and alpha if present."""
+    samples = samples[..., None] if samples.ndim == 2 else samples
+    return (samples, None) if samples.shape[2] % 2 else (samples[..., :-1], samples[..., -1])
 
 
-def _clear(colours: Numbers, clear: object) -> Bool[Bools, "h w"]:
-    """Where all samples of a pixel are those that are called transparent."""
-    return np.zeros(colours.shape[:2], bool) if clear is None else (colours == np.asarray(clear)).all(axis=2)
-
-
-def _transparent(image: Image.Image) -> bool:
-    return "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "La", "RGBa")
+def _is_transparent(colours: Samples, transparent: object) -> Bool[Bools, "h w"]:
+    return (colours == np.asarray(np.nan if transparent is None else transparent)).all(axis=2)

@@ -1,16 +1,16 @@
 """EfficientNet-Lite: inverted bottlenecks with ReLU6 and without squeeze-and-excitation, cheap on a CPU.
 
-Parameters carry the names of timm's checkpoints; those of the PyPI packages are renamed on the way in.
+Parameters carry the names of timm's checkpoints; `timm_names` renames those of the PyPI packages.
 """
 
-from __future__ import annotations
-
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from firm.networks.backbone import Trunk
 
 EPS = 1e-3  # of every batch norm, as the weights were trained with
 STEM = 32  # channels; neither stem nor first and last group are scaled
@@ -47,7 +47,7 @@ SCALES = {  # of width and of depth
 class Halving(nn.Conv2d):
     """A convolution of stride 2 that pads as TensorFlow does: where a size is even, one zero more behind than before.
 
-    There it pads both sides alike by one more and leaves out the first place: no padded copy of the input is made.
+    There it pads both sides by one more and drops the first output, so that no padded copy of the input is made.
     """
 
     def __init__(self, inside: int, outside: int, kernel: int, *, groups: int = 1) -> None:
@@ -56,8 +56,8 @@ class Halving(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         rows, columns = (1 - size % 2 for size in x.shape[-2:])
         around = (self.kernel_size[0] // 2 + rows, self.kernel_size[1] // 2 + columns)
-        places = F.conv2d(x, self.weight, self.bias, self.stride, around, groups=self.groups)
-        return places[:, :, rows:, columns:]
+        outputs = F.conv2d(x, self.weight, self.bias, self.stride, around, groups=self.groups)
+        return outputs[:, :, rows:, columns:]
 
 
 class Separable(nn.Module):
@@ -96,8 +96,8 @@ class Inverted(nn.Module):
         return y.add_(x) if self.shortcut else y
 
 
-class EfficientNetLite(nn.Module):
-    """The trunk up to its `deepest` stage; what lies behind it is not even built."""
+class EfficientNetLite(Trunk):
+    """The trunk up to its `deepest` stage; nothing behind it is built."""
 
     def __init__(self, name: str, *, deepest: int = 5) -> None:
         super().__init__()
@@ -113,27 +113,19 @@ class EfficientNetLite(nn.Module):
     def stages(self, images: Float[Tensor, "n 3 h w"]) -> list[Tensor]:
         """The last output before each halving, n, c, r, s: at strides 2, 4, 8, 16 and 32."""
         x = F.relu6(self.bn1(self.conv_stem(images)), inplace=True)
-        found = []
+        outputs = []
         for number, blocks in enumerate(self.blocks, start=1):
             x = blocks(x)
             if number in self.ends:
-                found.append(x)
-        return found
+                outputs.append(x)
+        return outputs
 
 
 def groups_of(name: str) -> tuple[Group, ...]:
     """The groups of a variant: depths rounded up, widths to multiples of 8; first and last keep their depth."""
     width, depth = SCALES[name]
-    ends = (GROUPS[0], GROUPS[-1])
-    return tuple(
-        Group(
-            group.kernel,
-            group.stride,
-            rounded(group.width * width),
-            group.repeats if group in ends else math.ceil(group.repeats * depth),
-        )
-        for group in GROUPS
-    )
+    first, *middle, last = (replace(group, width=rounded(group.width * width)) for group in GROUPS)
+    return (first, *(replace(group, repeats=math.ceil(group.repeats * depth)) for group in middle), last)
 
 
 def rounded(width: float) -> int:
@@ -142,43 +134,30 @@ def rounded(width: float) -> int:
     return nearest + 8 if nearest < 0.9 * width else nearest
 
 
-def usual_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors under our names, if they carry those of the PyPI packages: blocks counted through, underscores."""
-    numbers = {name.split(".")[1] for name in tensors if name.startswith("_blocks.")}
-    places = _places().get(len(numbers))
-    if "_conv_stem.weight" not in tensors or places is None:
-        return tensors
-    return {_usual_name(name, places): value for name, value in tensors.items()}
-
-
 STEM_NAMES = {"_conv_stem": "conv_stem", "_bn0": "bn1"}
 FIRST_NAMES = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
-BLOCK_NAMES = {
-    "_expand_conv": "conv_pw",
-    "_bn0": "bn1",
-    "_depthwise_conv": "conv_dw",
-    "_bn1": "bn2",
-    "_project_conv": "conv_pwl",
-    "_bn2": "bn3",
-}
+BLOCK_NAMES = {"_expand_conv": "conv_pw", "_bn0": "bn1", "_depthwise_conv": "conv_dw", "_bn1": "bn2"}
+BLOCK_NAMES |= {"_project_conv": "conv_pwl", "_bn2": "bn3"}
 
 
-def _usual_name(name: str, places: list[str]) -> str:
-    parts = name.split(".")
-    if parts[0] != "_blocks":
-        return ".".join([STEM_NAMES.get(parts[0], parts[0]), *parts[1:]])
-    number = int(parts[1])
-    table = BLOCK_NAMES if number else FIRST_NAMES
-    return ".".join([places[number], table.get(parts[2], parts[2]), *parts[3:]])
+def timm_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors under the names of timm, if they carry those of the PyPI packages, which number all blocks in one row."""
+    blocks = len({name.split(".")[1] for name in tensors if name.startswith("_blocks.")})
+    for variant in SCALES:
+        groups = enumerate(groups_of(variant))
+        places = [f"blocks.{row}.{column}" for row, group in groups for column in range(group.repeats)]
+        if "_conv_stem.weight" in tensors and len(places) == blocks:
+            return {_timm_name(name, places): value for name, value in tensors.items()}
+    return tensors
 
 
-def _places() -> dict[int, list[str]]:
-    """By the number of blocks in all, where each of them stands."""
-    every = [
-        [f"blocks.{row}.{column}" for row, group in enumerate(groups_of(name)) for column in range(group.repeats)]
-        for name in SCALES
-    ]
-    return {len(places): places for places in every}
+def _timm_name(name: str, places: list[str]) -> str:
+    first, *rest = name.split(".")
+    if first != "_blocks":
+        return ".".join([STEM_NAMES.get(first, first), *rest])
+    number, layer, *rest = rest
+    names = BLOCK_NAMES if int(number) else FIRST_NAMES
+    return ".".join([places[int(number)], names.get(layer, layer), *rest])
 
 
 def _blocks(inside: int, group: Group) -> nn.Sequential:

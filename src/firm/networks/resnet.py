@@ -1,16 +1,47 @@
-"""ResNet-18, -34, -50 and Wide-ResNet-50-2 for large images, under the names every published checkpoint uses."""
+"""ResNet-18, -34, -50 and Wide-ResNet-50-2: the encoder FIRM trains, and a frozen backbone for large images.
 
-from __future__ import annotations
+Parameters carry the names that published checkpoints use, so one can be loaded.
+"""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from firm.encoder import Block
+from firm.networks.backbone import Trunk
 
-STEM = 64
+UNIT = 64  # width of the published networks
+
+
+STEMS = {  # kernel, stride, whether max-pooling follows
+    "3x3": (3, 1, False),  # for images of 32 and 64 px
+    "3x3/2": (3, 2, False),  # a quarter of the operations, for a CPU
+    "7x7": (7, 2, True),  # for large images; that of published checkpoints
+}
+SHAPES = {  # blocks of each layer, and how wide the middle of a bottleneck is; 0: basic blocks
+    "resnet18": ((2, 2, 2, 2), 0),
+    "resnet34": ((3, 4, 6, 3), 0),
+    "resnet50": ((3, 4, 6, 3), 1),
+    "wide-resnet50": ((3, 4, 6, 3), 2),
+}
+WIDENING = 4  # of a bottleneck's output
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions and a shortcut, ReLU after the sum."""
+
+    def __init__(self, inside: int, outside: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outside)
+        self.conv2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outside)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = _downsample(inside, outside, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        y = self.relu(self.bn1(self.conv1(x)))
+        return self.relu(self.bn2(self.conv2(y)).add_(shortcut))
 
 
 class Bottleneck(nn.Module):
@@ -25,11 +56,7 @@ class Bottleneck(nn.Module):
         self.conv3 = nn.Conv2d(middle, outside, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(outside)
         self.relu = nn.ReLU(inplace=True)
-        self.downsample = (
-            nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
-            if stride != 1 or inside != outside
-            else None
-        )
+        self.downsample = _downsample(inside, outside, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
@@ -38,58 +65,59 @@ class Bottleneck(nn.Module):
         return self.relu(self.bn3(self.conv3(y)).add_(shortcut))
 
 
-@dataclass(frozen=True)
-class Shape:
-    depths: tuple[int, int, int, int]
-    block: Callable[[int, int, int, int], nn.Module]  # inside, unit, outside, stride
-    widening: int = 1  # of a layer's output over its unit
+class ResNet(Trunk):
+    """Images to pooled features, all non-negative, or to the output of each stage.
 
+    `width` is that of the stem; the last layer is 8 times as wide (32 with bottlenecks). Of the five stages nothing
+    behind `deepest` is built.
+    """
 
-def _basic(inside: int, unit: int, outside: int, stride: int) -> nn.Module:
-    return Block(inside, outside, stride)
-
-
-def _wide(inside: int, unit: int, outside: int, stride: int) -> nn.Module:
-    return Bottleneck(inside, 2 * unit, outside, stride)
-
-
-SHAPES = {
-    "resnet18": Shape((2, 2, 2, 2), _basic),
-    "resnet34": Shape((3, 4, 6, 3), _basic),
-    "resnet50": Shape((3, 4, 6, 3), Bottleneck, widening=4),
-    "wide-resnet50": Shape((3, 4, 6, 3), _wide, widening=4),
-}
-
-
-class ResNet(nn.Module):
-    """The trunk up to its `deepest` stage; what lies behind it is not even built."""
-
-    def __init__(self, name: str, *, deepest: int = 5) -> None:
+    def __init__(self, name: str, *, width: int = UNIT, stem: str = "7x7", deepest: int = 5) -> None:
         super().__init__()
-        shape = SHAPES[name]
-        self.conv1 = nn.Conv2d(3, STEM, 7, 2, 3, bias=False)
-        self.bn1 = nn.BatchNorm2d(STEM)
+        kernel, stride, pool = STEMS[stem]
+        self.memory_format = memory_format(width)
+        self.conv1 = nn.Conv2d(3, width, kernel, stride, kernel // 2, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
-        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        self.maxpool = nn.MaxPool2d(3, 2, 1) if pool else nn.Identity()
         self.layers = [f"layer{number}" for number in range(1, deepest)]
-        inside = STEM
+        self.dim = width  # numbers of a pooled feature
         for number, layer in enumerate(self.layers):
-            unit = STEM * 2**number
-            self.add_module(layer, _layer(shape, number, inside, unit))
-            inside = unit * shape.widening
+            unit = width * 2**number
+            self.add_module(layer, _layer(name, number, self.dim, unit))
+            self.dim = unit * (WIDENING if SHAPES[name][1] else 1)
+
+    def forward(self, images: Float[Tensor, "n 3 h w"]) -> Float[Tensor, "n d"]:
+        return self.stages(images)[-1].mean(dim=(2, 3))
 
     def stages(self, images: Float[Tensor, "n 3 h w"]) -> list[Tensor]:
-        """The stem's output and that of each layer, n, c, r, s: at strides 2, 4, 8, 16 and 32."""
-        x = self.relu(self.bn1(self.conv1(images)))
-        found = [x]
+        """The output of the stem and of each layer, n, c, r, s: with the stem 7x7 at strides 2, 4, 8, 16 and 32."""
+        x = self.relu(self.bn1(self.conv1(images.contiguous(memory_format=self.memory_format))))
+        outputs = [x]
+        x = self.maxpool(x)
         for layer in self.layers:
-            x = self.get_submodule(layer)(self.maxpool(x) if layer == "layer1" else x)
-            found.append(x)
-        return found
+            x = self.get_submodule(layer)(x)
+            outputs.append(x)
+        return outputs
 
 
-def _layer(shape: Shape, number: int, inside: int, unit: int) -> nn.Sequential:
-    outside = unit * shape.widening
-    first = shape.block(inside, unit, outside, 1 if number == 0 else 2)
-    others = [shape.block(outside, unit, outside, 1) for _ in range(shape.depths[number] - 1)]
-    return nn.Sequential(first, *others)
+def memory_format(width: int) -> torch.memory_format:
+    """Channels last is the fast layout, but oneDNN's backward pass corrupts memory there below 8 channels."""
+    return torch.channels_last if width >= 8 else torch.contiguous_format
+
+
+def _layer(name: str, number: int, inside: int, unit: int) -> nn.Sequential:
+    depths, middle = SHAPES[name]
+    outside = WIDENING * unit if middle else unit
+    blocks: list[nn.Module] = []
+    for block in range(depths[number]):
+        stride = 2 if number and not block else 1
+        blocks.append(Bottleneck(inside, middle * unit, outside, stride) if middle else Block(inside, outside, stride))
+        inside = outside
+    return nn.Sequential(*blocks)
+
+
+def _downsample(inside: int, outside: int, stride: int) -> nn.Sequential | None:
+    if stride == 1 and inside == outside:
+        return None
+    return nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))

@@ -1,37 +1,35 @@
-"""Wavelets instead of learnt filters: a backbone that has seen nothing, for where no pretrained weights are at hand.
+"""Wavelets instead of learnt filters: a backbone for machines without pretrained weights.
 
-Oriented filters of one shape look at the image and at ever coarser copies of it. What a filter finds is kept as energy,
-as dark and as bright lines, and the energies are looked at once more by the same filters, coarser by a factor of two:
-the first two orders of a scattering transform. All of it is averaged over cells of 8 px, then over those of a patch,
-and only then counted in logarithms, so that twice the contrast is the same step everywhere.
+Oriented filters of one shape are applied to the image and to ever coarser copies of it. Their responses are kept as
+energy and as dark and bright lines, and the energies are filtered once more, one octave coarser: the first two orders
+of a scattering transform. All of it is averaged over cells of 8 px, then over the cells of a patch, and only then taken
+as logarithms, so that twice the contrast is the same step everywhere.
 """
-
-from __future__ import annotations
 
 import math
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-NAME = "wavelets"
+from firm.networks.backbone import Trunk
+
 LEVELS = 4  # the image, and copies of half, a quarter and an eighth of its size
 CELL = 8  # px: the stride of every stage
-SIDE, WAVELENGTH, SPREAD = 7, 4.0, 1.8  # px of a filter, in the copy it looks at
-LONG = 0.7  # a filter reaches further along its lines than across
+SIDE, WAVELENGTH, SPREAD = 7, 4.0, 1.8  # px of a filter, in the copy it is applied to
+LONG = 0.7  # a filter is longer along its lines than across
 FIRST, SECOND = 8, 4  # orientations
 FAINT = 1e-3  # of full contrast: fainter than any camera's noise
 LOW = 4.0  # weight of brightness, whose spread is smaller than that of the logarithms
 LOWS = (1, 2, 4)  # cells over which brightness is averaged
-BRIGHTNESS = 3 * len(LOWS)  # numbers that are no energies: the last of the last stage
-CHANNELS = (*[3 * FIRST + 4 + FIRST * SECOND] * (LEVELS - 1), 3 * FIRST + 2 + BRIGHTNESS)
+BRIGHTNESS = 3 * len(LOWS)  # channels that are no energies: the last of the last stage
 
 
-class Wavelets(nn.Module):
-    """The trunk: a stage for every copy of the image, all at the same stride; brightness and colour in the last.
+class Wavelets(Trunk):
+    """A stage for every copy of the image, all at the same stride; brightness and colour in the last.
 
-    The filters are kept with a detector although they are not learnt: it decides the same whatever they become here.
+    The filters are saved with a detector although they are not learnt, so that other versions of firm score the same.
     """
 
     lines: Tensor
@@ -51,26 +49,26 @@ class Wavelets(nn.Module):
     def stages(self, images: Float[Tensor, "n 3 h w"]) -> list[Tensor]:
         """Energies, bright and dark lines and spots of each copy, n, c, r, s, at cells of 8 px; not yet `finished`."""
         copy = images.mean(1, keepdim=True).contiguous()
-        found = []
+        stages = []
         for level in range(self.deepest):
-            smooth = self._smooth(copy)
-            within = CELL >> level  # pixels of this copy to a cell, along each side
-            parts = self._first(copy, self._smooth(smooth), within)
+            smooth = _convolved(copy, self.blur)
+            within = CELL >> level  # pixels of this copy in a cell, along each side
+            parts = self._first(copy, _convolved(smooth, self.blur), within)
             if level < LEVELS - 1:
                 parts.append(self._second(parts.pop(0), within))
-                found.append(torch.cat(parts, 1))
+                stages.append(torch.cat(parts, 1))
             else:
-                found.append(torch.cat([*parts[1:], *_lows(images)], 1))
+                stages.append(torch.cat([*parts[1:], *_lows(images)], 1))
             copy = F.avg_pool2d(smooth, 2)
-        return found
+        return stages
 
     def finished(self, stage: int, averaged: Float[Tensor, "n c r s"]) -> Float[Tensor, "n c r s"]:
-        """A stage, counted from 1, averaged over patches: its energies in logarithms, brightness and colour as is."""
+        """A stage, counted from 1, averaged over patches: logarithms of its energies, then brightness and colour."""
         energies = averaged.shape[1] - (BRIGHTNESS if stage == LEVELS else 0)
         return torch.cat([(averaged[:, :energies] + self.faint).log(), averaged[:, energies:]], 1)
 
     def _first(self, copy: Float[Tensor, "n 1 h w"], base: Float[Tensor, "n 1 h w"], within: int) -> list[Tensor]:
-        """The energy of every orientation at each pixel; then, cell by cell, what it comes to, its lines, and spots."""
+        """The energy of every orientation at each pixel; then the cell means of energies, lines and spots."""
         even, odd = _convolved(copy, self.lines).unflatten(1, (2, FIRST)).unbind(1)
         energy = (even.square() + odd.square()).sqrt()
         spots = copy - base
@@ -81,17 +79,13 @@ class Wavelets(nn.Module):
 
     def _second(self, energy: Float[Tensor, "n o h w"], within: int) -> Float[Tensor, "n _ r s"]:
         """How the energy of every orientation itself varies, one octave coarser."""
-        even, odd = (
-            _convolved(F.avg_pool2d(energy, 2), self.coarse, groups=FIRST).unflatten(1, (FIRST, 2, SECOND)).unbind(2)
-        )
+        responses = _convolved(F.avg_pool2d(energy, 2), self.coarse, groups=FIRST)
+        even, odd = responses.unflatten(1, (FIRST, 2, SECOND)).unbind(2)
         return F.avg_pool2d((even.square() + odd.square()).sqrt().flatten(1, 2), within // 2)
-
-    def _smooth(self, copy: Float[Tensor, "n 1 h w"]) -> Float[Tensor, "n 1 h w"]:
-        return _convolved(copy, self.blur)
 
 
 def _filters(orientations: int) -> Float[Tensor, "f 1 s s"]:
-    """Waves under a bell, all even ones and then all odd ones; none answers to an even surface."""
+    """Waves under a Gaussian, all even ones and then all odd ones; none responds to a uniform surface."""
     offsets = torch.arange(SIDE, dtype=torch.float32) - SIDE // 2
     y, x = offsets[:, None], offsets[None, :]
     even, odd = [], []
@@ -102,11 +96,11 @@ def _filters(orientations: int) -> Float[Tensor, "f 1 s s"]:
         wave = bell * torch.cos(2 * math.pi * across / WAVELENGTH)
         even.append(wave - bell * (wave.sum() / bell.sum()))
         odd.append(bell * torch.sin(2 * math.pi * across / WAVELENGTH))
-    return torch.stack([one / one.norm() for one in (*even, *odd)])[:, None]
+    return torch.stack([wave / wave.norm() for wave in (*even, *odd)])[:, None]
 
 
 def _convolved(images: Float[Tensor, "n c h w"], filters: Float[Tensor, "f 1 s s"], groups: int = 1) -> Tensor:
-    """Of the same size; beyond the border the image is mirrored, for zeros would be an edge."""
+    """Of the same size; beyond the border the image is mirrored, since zeros would be an edge."""
     margin = filters.shape[-1] // 2
     return F.conv2d(F.pad(images, (margin,) * 4, mode="reflect"), filters, groups=groups)
 

@@ -1,31 +1,169 @@
-"""Weights files in, tensors out: nothing in a file is ever run, and what does not fit is said in a sentence."""
+"""Frozen networks with their weights: from an installed package, a file or timm; wavelets need none.
 
-from __future__ import annotations
+Nothing is downloaded by firm itself, and nothing in a weights file is ever run.
+"""
 
 import hashlib
+import importlib.util
+import json
 import warnings
+from importlib import resources
 from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.utils import fuse_conv_bn_eval
 
-from firm.types import FirmError
+from firm.errors import ModelFileError, SettingError
+from firm.networks.backbone import TIMM, Backbone, Facts, Trunk
+from firm.networks.resnet import ResNet
+from firm.networks.wavelets import Wavelets
+from firm.runtime.files import Card
 
-SUFFIXES = (".pth", ".pt")  # read with torch's weights-only reader, beside .safetensors
+WAVELETS = "wavelets"
+STAGES = 5
+SUFFIXES = (".safetensors", ".pth", ".pt")
 HEADS = {"fc", "classifier", "conv_head", "bn2", "_fc", "_conv_head", "_bn1"}  # what stands behind the last stage
-COUNTER = "num_batches_tracked"  # of a batch norm in training; not every file has them and nobody here needs them
-PLAIN = "store the state dict of the network as .safetensors and give that file"
+COUNTER = "num_batches_tracked"  # of a batch norm in training: some files lack it, and it is not needed
+ADVICE = "store the state dict of the network as .safetensors and give that file"
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file or a weights-only .pth or .pt, out of the usual wrappings."""
-    if not path.is_file():
-        raise FirmError(f"there is no weights file {path}; check the path")
-    if path.suffix == ".safetensors":
-        return _tensors(path, _safetensors(path))
-    if path.suffix in SUFFIXES:
-        return _tensors(path, _checkpoint(path))
-    raise FirmError(f"{path} does not end in .safetensors, .pth or .pt; {PLAIN}")
+def _stored_facts() -> dict[str, Facts]:
+    content = json.loads(resources.files("firm.networks").joinpath("backbones.json").read_text(encoding="utf-8"))
+    facts = {}
+    for name, own in content["backbones"].items():
+        fields = content.get(own.pop("base", ""), {}) | own
+        values: dict[str, Any] = {
+            field: tuple(value) if isinstance(value, list) else value for field, value in fields.items()
+        }
+        facts[name] = Facts(name=name, **values)
+    return facts
+
+
+FACTS = _stored_facts()
+
+
+def load_backbone(name_or_file: str, *, deepest: int = STAGES, fold: bool = True) -> Backbone:
+    """A backbone by name (FACTS), from timm ("timm:NAME"), or from a weights file, whose kind is recognised.
+
+    Stages behind `deepest` are neither kept nor computed. `fold` merges batch norms into convolutions: faster, and
+    equal up to rounding; wavelets and models of timm stay as they are.
+    """
+    if not 1 <= deepest <= STAGES:
+        raise SettingError(f"deepest is {deepest}; stages are numbered 1..{STAGES}")
+    if name_or_file.startswith(TIMM):
+        from firm.networks.timm_backbone import timm_trunk  # late: timm and the packages below are optional
+
+        trunk, facts = timm_trunk(name_or_file.removeprefix(TIMM), deepest=deepest, pretrained=True)
+    elif name_or_file == WAVELETS:
+        facts = FACTS[WAVELETS]
+        trunk = Wavelets(deepest=min(deepest, len(facts.strides)))
+    else:
+        return _from_file(name_or_file, deepest, fold)
+    deepest = min(deepest, len(facts.strides))  # some families have only four stages
+    return Backbone(trunk, facts, deepest=deepest, digest=tensors_digest(trunk.state_dict()), folded=False)
+
+
+def _from_file(name_or_file: str, deepest: int, fold: bool) -> Backbone:
+    from firm.networks.efficientnet_lite import timm_names
+
+    known, path = name_or_file in FACTS, Path(name_or_file)
+    if not known and not path.exists() and path.name == name_or_file and not path.suffix:
+        raise SettingError(f"no backbone {name_or_file!r}; use one of {', '.join(FACTS)}, {TIMM}NAME or a weights file")
+    path = package_file(FACTS[name_or_file]) if known else path
+    tensors = timm_names(read_weights(path))
+    name = name_or_file if known else _recognised(path, tensors)
+    network = _empty(name, deepest)
+    fill(network, tensors)
+    if fold:
+        fold_norms(network)
+    return Backbone(network, FACTS[name], deepest=deepest, digest=file_digest(path), folded=fold)
+
+
+def rebuild(description: Card, tensors: dict[str, Tensor]) -> Backbone:
+    """The backbone of which these are the `architecture` and the `state_dict`.
+
+    No package or weights file is needed, except timm for a model of timm.
+    """
+    name, deepest, folded = description["name"], description["deepest"], description["folded"]
+    if name.startswith(TIMM):
+        from firm.networks.timm_backbone import timm_trunk
+
+        trunk, facts = timm_trunk(name.removeprefix(TIMM), deepest=deepest, pretrained=False)
+    elif name in FACTS:
+        trunk, facts = _empty(name, deepest), FACTS[name]
+    else:
+        raise ModelFileError(f"this firm has no backbone {name!r}; upgrade firm to use it")
+    if folded:
+        fold_norms(trunk)
+    stored = {key.removeprefix("trunk."): value for key, value in tensors.items()}
+    wrong = differences(trunk, stored)
+    if wrong:
+        raise ModelFileError(f"the stored weights are not those of {name}: {wrong[0]}; fit the detector again")
+    fill(trunk, stored)
+    return Backbone(trunk, facts, deepest=deepest, digest=description["digest"], folded=folded)
+
+
+def _empty(name: str, deepest: int) -> Trunk:
+    """On the meta device: making it is quick and draws no random weights."""
+    with torch.device("meta"):
+        if name == WAVELETS:
+            return Wavelets(deepest=deepest)
+        if not name.startswith("efficientnet-lite"):
+            return ResNet(name, deepest=deepest)
+        from firm.networks.efficientnet_lite import EfficientNetLite
+
+        return EfficientNetLite(name, deepest=deepest)
+
+
+def _recognised(path: Path, tensors: dict[str, Tensor]) -> str:
+    wrong = {name: differences(_empty(name, STAGES), tensors) for name in FACTS if name != WAVELETS}
+    name = min(wrong, key=lambda name: len(wrong[name]))
+    if wrong[name]:
+        raise ModelFileError(
+            f"{path} is none of {', '.join(wrong)}: the nearest is {name}, but {wrong[name][0]}; "
+            "give a file of one of these under the usual names"
+        )
+    return name
+
+
+# --- where they are ---
+
+
+def installed(name: str) -> bool:
+    """Whether the weights of a backbone come with an installed package, or it needs none."""
+    if name != WAVELETS:
+        try:
+            package_file(FACTS[name])
+        except (SettingError, ModelFileError):
+            return False
+    return True
+
+
+def package_file(facts: Facts) -> Path:
+    """The weights in an installed package, found without running any code of it."""
+    if not facts.package:
+        raise SettingError(
+            f"{facts.name} comes without weights; give a weights file with --encoder FILE (.safetensors or .pth, "
+            "with the usual names: conv1.weight, layer1.0.conv1.weight, ...)"
+        )
+    spec = importlib.util.find_spec(facts.module)
+    folders = spec.submodule_search_locations if spec else None
+    path = Path(folders[0], facts.file) if folders else None
+    if path is None or not path.is_file():
+        raise ModelFileError(
+            f"the weights of {facts.name} are not installed; run: pip install 'firm[pretrained]' "
+            "(or give a weights file with --encoder FILE)"
+        )
+    if file_digest(path) != facts.digest:
+        raise ModelFileError(
+            f"{path} is not the published weights file of {facts.name}; "
+            f"run: pip install --force-reinstall --no-deps {facts.package}"
+        )
+    return path
 
 
 def file_digest(path: Path) -> str:
@@ -44,67 +182,73 @@ def tensors_digest(tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()[:16]
 
 
-def differences(network: nn.Module, tensors: dict[str, Tensor]) -> list[str]:
-    """What keeps the tensors from being this network's, each as half a sentence; heads and counters do not count."""
-    own = {name: value for name, value in network.state_dict().items() if not name.endswith(COUNTER)}
-    given = {name: value for name, value in tensors.items() if not name.endswith(COUNTER)}
-    found = [f"it has no {name!r}" for name in own if name not in given]
-    found += [f"its {name!r} is none" for name in given if name not in own and name.split(".")[0] not in HEADS]
-    for name, value in own.items():
-        if name in given and given[name].shape != value.shape:
-            found.append(f"its {name} is {tuple(given[name].shape)} instead of {tuple(value.shape)}")
-        elif name in given and given[name].is_floating_point() != value.is_floating_point():
-            found.append(f"its {name} is {given[name].dtype} instead of {value.dtype}")
-    return found
+# --- from a file into a network ---
 
 
-def fill(network: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Give a network, which may have been made without memory (on the meta device), copies of the tensors it needs."""
-    own = {
-        name: torch.zeros((), dtype=torch.long) if name.endswith(COUNTER) else _copy(tensors[name], value.dtype)
-        for name, value in network.state_dict().items()
-    }
-    network.load_state_dict(own, assign=True)
-
-
-def _copy(value: Tensor, dtype: torch.dtype) -> Tensor:
-    return value.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
-
-
-def _safetensors(path: Path) -> object:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise FirmError(
-            f"{path} is not a readable safetensors file ({error}); copy it again from its source"
-        ) from error
-
-
-def _checkpoint(path: Path) -> object:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of odd formats; what they hold decides
-            return torch.load(path, weights_only=True, map_location="cpu")
-    except Exception as error:  # the reader fails in as many ways as there are broken files
-        if "global" in str(error).lower():
-            raise FirmError(
-                f"{path} holds objects beside tensors, which could run code and are not read; {PLAIN}"
-            ) from error
-        raise FirmError(f"{path} is damaged or no checkpoint of tensors; copy it again, or {PLAIN}") from error
-
-
-def _tensors(path: Path, content: object) -> dict[str, Tensor]:
-    """Out of {"state_dict": ...} and without the "module." a parallel training puts before every name."""
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors file or a weights-only .pth or .pt, out of the usual wrappings."""
+    if not path.is_file():
+        raise ModelFileError(f"there is no weights file {path}; check the path")
+    if path.suffix not in SUFFIXES:
+        raise ModelFileError(f"{path} does not end in {', '.join(SUFFIXES)}; {ADVICE}")
+    content = _content(path)
     if isinstance(content, dict) and "state_dict" in content:
         content = content["state_dict"]
     if not isinstance(content, dict) or not content:
-        raise FirmError(f"{path} holds no named tensors; {PLAIN}")
+        raise ModelFileError(f"{path} holds no named tensors; {ADVICE}")
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise FirmError(f"{path} holds {name!r}, which is no tensor; {PLAIN}")
-    if all(name.startswith("module.") for name in content):
+            raise ModelFileError(f"{path} holds {name!r}, which is no tensor; {ADVICE}")
+    if all(name.startswith("module.") for name in content):  # as a parallel training stores them
         return {name.removeprefix("module."): value for name, value in content.items()}
     return content
+
+
+def _content(path: Path) -> object:
+    """What the file holds, by readers that run nothing."""
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about odd formats, which fail below
+            return torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:  # torch's reader fails in as many ways as there are broken files
+        reason = "is damaged or holds no tensors"
+        if isinstance(error, UnpicklingError) and "global" in str(error).lower():
+            reason = "holds objects beside tensors, which could run code and are not read"
+        raise ModelFileError(f"{path} {reason}; copy it again from its source, or {ADVICE}") from error
+
+
+def differences(network: nn.Module, tensors: dict[str, Tensor]) -> list[str]:
+    """What keeps the tensors from being this network's, each as half a sentence; heads and counters do not matter."""
+    own = {name: value for name, value in network.state_dict().items() if not name.endswith(COUNTER)}
+    given = {name: value for name, value in tensors.items() if not name.endswith(COUNTER)}
+    wrong = [f"it has no {name!r}" for name in own if name not in given]
+    wrong += [f"its {name!r} is none" for name in given if name not in own and name.split(".")[0] not in HEADS]
+    for name, value in own.items():
+        if name in given and given[name].shape != value.shape:
+            wrong.append(f"its {name} is {tuple(given[name].shape)} instead of {tuple(value.shape)}")
+        elif name in given and given[name].is_floating_point() != value.is_floating_point():
+            wrong.append(f"its {name} is {given[name].dtype} instead of {value.dtype}")
+    return wrong
+
+
+def fill(network: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Give a network, which may be on the meta device, copies of the tensors it needs."""
+    copies = {}
+    for name, value in network.state_dict().items():
+        given = torch.zeros((), dtype=torch.long) if name.endswith(COUNTER) else tensors[name].detach()
+        copies[name] = given.to(value.dtype, copy=True, memory_format=torch.contiguous_format)
+    network.load_state_dict(copies, assign=True)
+
+
+def fold_norms(network: nn.Module) -> None:
+    """Merge each batch norm into the convolution right before it, in place: faster, but not trainable any more."""
+    network.eval()
+    for module in list(network.modules()):
+        before, conv = "", None
+        for name, child in list(module.named_children()):
+            if isinstance(conv, nn.Conv2d) and isinstance(child, nn.BatchNorm2d):
+                setattr(module, before, fuse_conv_bn_eval(conv, child))
+                setattr(module, name, nn.Identity())
+            before, conv = name, child

@@ -1,7 +1,5 @@
 """CutPaste: a piece of the image pasted elsewhere in it (section 3.4 (b); constants of the CutPaste paper)."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -10,10 +8,10 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
-from firm.colour import Jitter, jittered
-from firm.types import FirmError, Outliers, Scene
+from firm.errors import SettingError
+from firm.images.colour import Jitter, jittered
+from firm.types import Outliers, Scene
 
-VARIANTS = ("plain", "scar", "union")
 TRIES = 10
 
 
@@ -31,14 +29,14 @@ class CutPaste:
     per_inlier: int = 3
 
     def __post_init__(self) -> None:
-        if self.variant not in VARIANTS:
-            raise FirmError(f"no CutPaste variant {self.variant!r}; use one of {', '.join(VARIANTS)}")
-        if not 0 < self.area[0] <= self.area[1] < 1 or not 0 < self.aspect <= 1:
-            raise FirmError(
-                f"outliers.area {self.area} must rise within 0..1 and outliers.aspect {self.aspect} lie in it"
-            )
-        if self.per_inlier < 1:
-            raise FirmError(f"outliers.per_inlier is {self.per_inlier}; there must be at least 1 outlier to an inlier")
+        for name, allowed, fix in (
+            ("variant", self.variant in ("plain", "scar", "union"), "use plain, scar or union"),
+            ("area", 0 < self.area[0] <= self.area[1] < 1, "it must rise within 0..1"),
+            ("aspect", 0 < self.aspect <= 1, "it must lie in 0..1"),
+            ("per_inlier", self.per_inlier >= 1, "use 1 or more outliers per good image"),
+        ):
+            if not allowed:
+                raise SettingError(f"outliers.{name} is {getattr(self, name)!r}; {fix}")
 
     @property
     def kinds(self) -> int:
@@ -62,7 +60,8 @@ class CutPaste:
         self, inliers: UInt8[Tensor, "n c h w"], rng: torch.Generator
     ) -> tuple[UInt8[Tensor, "n c h w"], Bool[Tensor, "n h w"], Bool[Tensor, " n"]]:
         n, _, height, width = inliers.shape
-        scar = self._is_scar(n, rng)
+        union = self.variant == "union"
+        scar = torch.rand(n, generator=rng) < 0.5 if union else torch.full((n,), self.variant == "scar")
         size, angle = self._pieces(n, height, width, scar, rng)
         source = _centres(size, angle, height, width, rng)
         target = _centres(size, angle, height, width, rng)
@@ -72,11 +71,6 @@ class CutPaste:
         inside, moved = _move(piece, source, target, size, angle)
         images = torch.where(inside[:, None], (moved * 255).round().to(torch.uint8), inliers)
         return images, (images != inliers).any(1), scar
-
-    def _is_scar(self, n: int, rng: torch.Generator) -> Bool[Tensor, " n"]:
-        if self.variant == "union":
-            return torch.rand(n, generator=rng) < 0.5
-        return torch.full((n,), self.variant == "scar")
 
     def _pieces(
         self, n: int, height: int, width: int, scar: Tensor, rng: torch.Generator
@@ -103,9 +97,9 @@ def _centres(
 ) -> Float[Tensor, "n 2"]:
     """A uniform place for each piece such that it stays within the image."""
     cos, sin = angle.cos().abs(), angle.sin().abs()
-    reach = torch.stack([size[:, 0] * cos + size[:, 1] * sin, size[:, 0] * sin + size[:, 1] * cos], 1) / 2
-    span = torch.tensor([height, width]) - 2 * reach
-    return reach + span.clamp(min=0) * torch.rand(len(size), 2, generator=rng)
+    radius = torch.stack([size[:, 0] * cos + size[:, 1] * sin, size[:, 0] * sin + size[:, 1] * cos], 1) / 2
+    span = torch.tensor([height, width]) - 2 * radius
+    return radius + span.clamp(min=0) * torch.rand(len(size), 2, generator=rng)
 
 
 def _move(

@@ -1,37 +1,40 @@
 """NSA, natural synthetic anomalies: pieces of other good images, blended in without a seam (section 3.4 (b)).
 
 A patch is cut from another good image, resized and put where the object is; the Poisson equation is then solved
-inside it, so that its gradients are the patch's and its rim is the inlier's. What the authors of NSA chose for each
-product stands in `nsa_classes`; the defaults here are for a product nobody has described.
+inside it, so that its gradients are the patch's and its rim is the inlier's. nsa_presets.json has the values that its
+authors chose for each product of MVTec-AD and, as "uniform", those of the FIRM authors' code; the defaults here are for
+any other product.
 """
 
-from __future__ import annotations
-
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.resources import files
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Bool, Int16, UInt8
+from jaxtyping import Int16, UInt8
 from torch import Tensor
 
-from firm.colour import Jitter, jittered
-from firm.types import FirmError, Outliers, Scene
+from firm.errors import SettingError
+from firm.images.colour import Jitter, jittered
+from firm.outliers.drawing import Mask, Pixels, each_image, local_outliers
+from firm.types import Outliers, Scene
 
-BLENDS = ("auto", "normal", "mixed")
-SIZES = ("gamma", "uniform")
 GAMMA = (0.03, 2.0, 0.05)  # offset, shape and scale of the half-sides, as parts of the image's side
 PLACES = 200  # positions tried for a patch
-LEAST_PIXELS = 50  # a patch must hold inside its rim
-TRIES = 10  # whole outliers drawn before a lesser kind of change is made
+MIN_PIXELS = 50  # of a patch inside its rim
+TRIES = 10  # outliers drawn before a simpler change is made
 VISIBLE_LEVELS = 5.0  # of grey, mean over the channels, and ...
-VISIBLE_PIXELS = 16  # ... on so many pixels: less is no outlier
+VISIBLE_PIXELS = 16  # ... on so many pixels: less is not an outlier
 SMALLEST = 5  # side of a pasted rectangle: enough for VISIBLE_PIXELS
 
+Rgb = UInt8[np.ndarray, "h w 3"]
+Patch = UInt8[np.ndarray, "a b 3"]
 Value = TypeVar("Value", bound=np.generic)
 Shape = tuple[int, int]  # height and width
 Range = tuple[float, float]
@@ -40,8 +43,8 @@ Range = tuple[float, float]
 class Part(NamedTuple):
     """A good image, and where its object is (None: everywhere)."""
 
-    pixels: UInt8[np.ndarray, "h w 3"]
-    mask: Bool[np.ndarray, "h w"] | None
+    pixels: Rgb
+    mask: Mask | None
 
     @property
     def shape(self) -> Shape:
@@ -75,7 +78,7 @@ class Nsa:
     half_height: Range = (0.03, 0.4)  # of the image; after resizing the bounds of the whole height, as published
     half_width: Range = (0.03, 0.4)
     patches: int = 3  # at most: one for certain, each further one with equal chance
-    background: Range = (0.0, 0.0)  # its brightness, and how far the object is from it at least; 0: the scene says
+    background: Range = (0.0, 0.0)  # its brightness and the object's distance from it; 0: the scene gives the object
     min_object: float = 0.5  # of the patch; 0: the object is everywhere
     min_overlap: float = 0.25  # of the object in the patch, with the object under it
     resize: Range = (0.7, 1.3)
@@ -86,114 +89,111 @@ class Nsa:
     kinds = 1
 
     def __post_init__(self) -> None:
-        if self.blend not in BLENDS:
-            raise FirmError(f"no blend {self.blend!r}; use one of {', '.join(BLENDS)}")
-        if self.sizes not in SIZES:
-            raise FirmError(f"no distribution of sizes {self.sizes!r}; use one of {', '.join(SIZES)}")
-        for name, (low, high) in (("half_height", self.half_height), ("half_width", self.half_width)):
-            if not 0 < low <= high < 0.5:
-                raise FirmError(f"outliers.{name} is {low}, {high}; it must rise within 0..0.5 of the image's side")
-        if not 0 < self.resize[0] <= self.resize[1]:
-            raise FirmError(f"outliers.resize is {self.resize}; it must rise from above 0")
-        if not all(0 <= value <= 255 for value in self.background):
-            raise FirmError(f"outliers.background is {self.background}; give brightness and distance in 0..255")
-        if not all(0 <= part < 1 for part in (self.min_object, self.min_overlap)):
-            raise FirmError(
-                f"outliers.min_object {self.min_object} and outliers.min_overlap {self.min_overlap} must lie in 0..1"
-            )
-        if not 0 <= self.other <= 1 or not 0 <= self.jitter <= 0.5:
-            raise FirmError(f"outliers.other {self.other} must lie in 0..1 and outliers.jitter {self.jitter} in 0..0.5")
-        if min(self.patches, self.per_inlier) < 1:
-            raise FirmError(
-                f"outliers.patches {self.patches} and outliers.per_inlier {self.per_inlier} must be 1 or more"
-            )
+        half, fraction = "it must rise within 0..0.5 of the side", "it must lie in 0..1, below 1"
+        for name, allowed, fix in (
+            ("blend", self.blend in ("auto", "normal", "mixed"), "use auto, normal or mixed"),
+            ("sizes", self.sizes in ("gamma", "uniform"), "use gamma or uniform"),
+            ("half_height", 0 < self.half_height[0] <= self.half_height[1] < 0.5, half),
+            ("half_width", 0 < self.half_width[0] <= self.half_width[1] < 0.5, half),
+            ("resize", 0 < self.resize[0] <= self.resize[1], "it must rise and start above 0"),
+            ("background", all(0 <= level <= 255 for level in self.background), "give levels in 0..255"),
+            ("min_object", 0 <= self.min_object < 1, fraction),
+            ("min_overlap", 0 <= self.min_overlap < 1, fraction),
+            ("other", 0 <= self.other <= 1, "a chance lies in 0..1"),
+            ("jitter", 0 <= self.jitter <= 0.5, "it must lie in 0..0.5"),
+            ("patches", self.patches >= 1, "use 1 or more"),
+            ("per_inlier", self.per_inlier >= 1, "use 1 or more outliers per good image"),
+        ):
+            if not allowed:
+                raise SettingError(f"outliers.{name} is {getattr(self, name)!r}; {fix}")
 
     def __call__(
         self, inliers: Tensor, *, rng: torch.Generator, copy: Tensor | None = None, scene: Scene | None = None
     ) -> Outliers:
-        seeds = torch.randint(2**62, (len(inliers),), generator=rng).tolist()
-        images = torch.empty_like(inliers)
-        for at, seed in enumerate(seeds):
-            draws = np.random.default_rng(seed)  # one stream per image: a redraw shifts no other outlier
-            target = self._part(inliers[at], scene.foreground[at] if scene else None)
-            made = self._outlier(target, self._sources(at, target, inliers, scene, draws), draws)
-            images[at] = torch.from_numpy(np.stack(cv2.split(made)[: inliers.shape[1]]))
-        return Outliers(images, torch.ones(len(inliers), dtype=torch.long), (images != inliers).any(1))
+        donors = scene.donors if scene else inliers
+        objects = scene.donor_foreground if scene else None
+        altered: list[Pixels] = []
+        for image, foreground, draw in each_image(inliers, scene, rng=rng):
+            target = self._part(image, foreground)
+            made = self._outlier(target, self._sources(image, target, donors, objects, draw), draw)
+            altered.append(np.stack(cv2.split(made)[: len(image)]).astype(np.uint8, copy=False))
+        return local_outliers(inliers, altered)
 
-    def _part(self, image: UInt8[Tensor, "c h w"], foreground: Bool[Tensor, "h w"] | None) -> Part:
-        pixels = np.asarray(cv2.merge(list(image.cpu().expand(3, -1, -1).numpy())))
+    def _part(self, image: Pixels, foreground: Mask | None) -> Part:
+        pixels = np.asarray(cv2.merge(list(np.broadcast_to(image, (3, *image.shape[1:])))))
         mask = None
         if self.min_object and self.background[1]:
             mask = object_mask(pixels, *self.background)
-        elif self.min_object and foreground is not None:
-            mask = foreground.cpu().numpy()
+        elif self.min_object:
+            mask = foreground
         # an object that fills the image, or was not found at all, says nothing about places
         return Part(pixels, mask if mask is not None and mask.any() and not mask.all() else None)
 
     def _sources(
-        self, at: int, target: Part, inliers: Tensor, scene: Scene | None, rng: np.random.Generator
+        self, image: Pixels, target: Part, donors: Tensor, objects: Tensor | None, rng: np.random.Generator
     ) -> Iterator[Part]:
-        """Without end: another good image, or with the chance left by `other` the inlier itself."""
-        donors = scene.donors if scene else inliers
+        """Endlessly another good image, or with the chance left by `other` the inlier itself."""
         while True:
             if not len(donors) or rng.random() >= self.other:
                 yield target
                 continue
             index = int(rng.integers(len(donors)))
-            if torch.equal(donors[index], inliers[at]):  # the inlier itself: take its neighbour, if it has one
+            if np.array_equal(donors[index].cpu().numpy(), image):  # the inlier itself: take the next, if there is one
                 index = (index + 1) % len(donors)
-            yield self._part(donors[index], scene.donor_foreground[index] if scene else None)
+            yield self._part(donors[index].cpu().numpy(), None if objects is None else objects[index].cpu().numpy())
 
-    def _outlier(self, target: Part, sources: Iterator[Part], rng: np.random.Generator) -> UInt8[np.ndarray, "h w 3"]:
-        """A blended image; if none can be told from the inlier a pasted one; on a blank inlier a struck one."""
-        for change in (self._blended, self._pasted) if self._can_blend(target.shape) else (self._pasted,):
+    def _outlier(self, target: Part, sources: Iterator[Part], rng: np.random.Generator) -> Rgb:
+        """A blended image; a pasted one if the blend is invisible; on a blank inlier an inverted rectangle."""
+        (_, height), (_, width) = bounds(self, target.shape)
+        blendable = (height - 2) * (width - 2) >= MIN_PIXELS  # in a small image the largest patch may be too small
+        for change in (self._blended, self._pasted) if blendable else (self._pasted,):
             for source in islice(sources, TRIES):
                 image = change(target, source, rng)
                 if is_visible(image, target.pixels):
                     return image
-        return self._struck(target, rng)
+        image = target.pixels.copy()
+        self._rectangle(target, rng).of(image)[:] ^= 128  # half the range away: a negative keeps middle grey
+        return image
 
-    def _can_blend(self, shape: Shape) -> bool:
-        """Whether the largest patch is large enough; in a small image it may not be, and is pasted instead."""
-        (_, height), (_, width) = bounds(self, shape)
-        return (height - 2) * (width - 2) >= LEAST_PIXELS
-
-    def _blended(self, target: Part, source: Part, rng: np.random.Generator) -> UInt8[np.ndarray, "h w 3"]:
+    def _blended(self, target: Part, source: Part, rng: np.random.Generator) -> Rgb:
         """Steps 1 and 6: one patch after another onto the running image."""
         image = target.pixels.copy()
         mixed = self.blend == "mixed" or (self.blend == "auto" and target.mask is None)
         for _ in range(patch_count(self.patches, rng)):
-            found = draw_patch(self, source.mask, target.mask, target.shape, rng)
-            if found is None:
+            boxes = draw_patch(self, source.mask, target.mask, target.shape, rng)
+            if boxes is None:
                 continue
-            cut, place = found
+            cut, place = boxes
             patch = cv2.resize(cut.of(source.pixels), (place.width, place.height))
             if self.jitter and source is not target:
                 patch = _jittered(patch, self.jitter, rng)
             clone(image, patch, place, mixed=mixed)
         return image
 
-    def _pasted(self, target: Part, source: Part, rng: np.random.Generator) -> UInt8[np.ndarray, "h w 3"]:
-        """A rectangle of the source as it is, from object to object."""
+    def _pasted(self, target: Part, source: Part, rng: np.random.Generator) -> Rgb:
+        """A rectangle of the source, unchanged, from object to object."""
         image = target.pixels.copy()
         place = self._rectangle(target, rng)
-        cut = _around(_some_pixel(source, rng), (place.height, place.width), source.shape)
+        cut = _around(_random_pixel(source, rng), (place.height, place.width), source.shape)
         place.of(image)[:] = cut.of(source.pixels)
-        return image
-
-    def _struck(self, target: Part, rng: np.random.Generator) -> UInt8[np.ndarray, "h w 3"]:
-        """A rectangle half the range of grey away; its negative would leave middle grey as it is."""
-        image = target.pixels.copy()
-        self._rectangle(target, rng).of(image)[:] ^= 128
         return image
 
     def _rectangle(self, part: Part, rng: np.random.Generator) -> Box:
         height, width = half_sizes(self, part.shape, rng)
         size = max(SMALLEST, 2 * height), max(SMALLEST, 2 * width)
-        return _around(_some_pixel(part, rng), size, part.shape)
+        return _around(_random_pixel(part, rng), size, part.shape)
 
 
-def object_mask(pixels: UInt8[np.ndarray, "h w 3"], brightness: float, distance: float) -> Bool[np.ndarray, "h w"]:
+def _preset(published: dict[str, Any]) -> Nsa:
+    settings: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in published.items()}
+    return Nsa(**settings)
+
+
+_PUBLISHED = json.loads(files("firm.outliers").joinpath("nsa_presets.json").read_text(encoding="utf-8"))
+PRESETS: dict[str, Nsa] = {product: _preset(settings) for product, settings in _PUBLISHED.items()}
+
+
+def object_mask(pixels: Rgb, brightness: float, distance: float) -> Mask:
     """Step 0: where the mean of the channels is far from the background's brightness, after a 7 x 7 median."""
     far = (np.abs(_total(pixels) - 3 * brightness) > 3 * distance).astype(np.uint8)
     side = int(7 * min(*far.shape, 256) / 256) | 1  # a small image shows the part smaller
@@ -208,11 +208,7 @@ def patch_count(most: int, rng: np.random.Generator) -> int:
 
 
 def draw_patch(
-    nsa: Nsa,
-    source: Bool[np.ndarray, "h w"] | None,
-    target: Bool[np.ndarray, "h w"] | None,
-    shape: Shape,
-    rng: np.random.Generator,
+    nsa: Nsa, source: Mask | None, target: Mask | None, shape: Shape, rng: np.random.Generator
 ) -> tuple[Box, Box] | None:
     """Steps 2 to 5: what is cut from the source, and where it lands; None: no place was found for it."""
     cut = cut_box(nsa, source, shape, rng)
@@ -223,7 +219,7 @@ def draw_patch(
     return None if place is None else (cut, place)
 
 
-def cut_box(nsa: Nsa, mask: Bool[np.ndarray, "h w"] | None, shape: Shape, rng: np.random.Generator) -> Box | None:
+def cut_box(nsa: Nsa, mask: Mask | None, shape: Shape, rng: np.random.Generator) -> Box | None:
     """Steps 2 and 3: a rectangle about a centre anywhere in the image, clipped to it, with enough of the object."""
     starts, ends = [], []
     for side, half, (low, _) in zip(shape, half_sizes(nsa, shape, rng), bounds(nsa, shape), strict=True):
@@ -243,14 +239,9 @@ def cut_box(nsa: Nsa, mask: Bool[np.ndarray, "h w"] | None, shape: Shape, rng: n
 
 
 def place_box(
-    nsa: Nsa,
-    size: Shape,
-    seen: Bool[np.ndarray, "a b"] | None,
-    mask: Bool[np.ndarray, "h w"] | None,
-    shape: Shape,
-    rng: np.random.Generator,
+    nsa: Nsa, size: Shape, seen: Mask | None, mask: Mask | None, shape: Shape, rng: np.random.Generator
 ) -> Box | None:
-    """Step 5: where the whole patch fits, and enough of the object seen in the cut meets that of the image."""
+    """Step 5: where the whole patch fits, and enough of the object in the cut meets that of the image."""
     tops, lefts = (rng.integers(side - extent + 1, size=PLACES) for side, extent in zip(shape, size, strict=True))
     if seen is None and mask is None:
         return Box(int(tops[0]), int(lefts[0]), *size)
@@ -300,12 +291,12 @@ def resized(nsa: Nsa, cut: Box, shape: Shape, rng: np.random.Generator) -> Shape
     return int(height), int(width)
 
 
-def clone(image: UInt8[np.ndarray, "h w 3"], patch: UInt8[np.ndarray, "a b 3"], place: Box, *, mixed: bool) -> None:
+def clone(image: Rgb, patch: Patch, place: Box, *, mixed: bool) -> None:
     """Step 6: blend the patch into the image in place; one too small, or that OpenCV refuses, changes nothing.
 
     The mask is the whole patch less its rim: either object, and what is background in both, make up all of it.
     """
-    if (place.height - 2) * (place.width - 2) < LEAST_PIXELS:
+    if (place.height - 2) * (place.width - 2) < MIN_PIXELS:
         return
     mask = np.zeros((place.height, place.width), np.uint8)  # a new one each time: OpenCV writes into it
     mask[1:-1, 1:-1] = 255
@@ -318,18 +309,18 @@ def clone(image: UInt8[np.ndarray, "h w 3"], patch: UInt8[np.ndarray, "a b 3"], 
         return
 
 
-def is_visible(image: UInt8[np.ndarray, "h w 3"], before: UInt8[np.ndarray, "h w 3"]) -> bool:
+def is_visible(image: Rgb, before: Rgb) -> bool:
     """Whether enough pixels changed by more than rounding and noise."""
     change = _total(cv2.absdiff(image, before))
     return bool(np.count_nonzero(change > 3 * VISIBLE_LEVELS) >= VISIBLE_PIXELS)
 
 
-def _total(pixels: UInt8[np.ndarray, "h w 3"]) -> Int16[np.ndarray, "h w"]:
+def _total(pixels: Rgb) -> Int16[np.ndarray, "h w"]:
     """The sum of the channels."""
     return pixels[..., 0].astype(np.int16) + pixels[..., 1] + pixels[..., 2]
 
 
-def _some_pixel(part: Part, rng: np.random.Generator) -> Shape:
+def _random_pixel(part: Part, rng: np.random.Generator) -> Shape:
     """A pixel of the object."""
     if part.mask is None:
         return int(rng.integers(part.shape[0])), int(rng.integers(part.shape[1]))
@@ -346,9 +337,7 @@ def _around(centre: Shape, size: Shape, shape: Shape) -> Box:
     return Box(top, left, height, width)
 
 
-def _jittered(
-    patch: UInt8[np.ndarray, "h w 3"], strength: float, rng: np.random.Generator
-) -> UInt8[np.ndarray, "h w 3"]:
+def _jittered(patch: Rgb, strength: float, rng: np.random.Generator) -> Rgb:
     """As if the whole source were jittered: they differ by a constant, and blending keeps gradients only."""
     levels = Jitter(brightness=strength, contrast=strength, saturation=strength, hue=strength)
     generator = torch.Generator().manual_seed(int(rng.integers(2**62)))

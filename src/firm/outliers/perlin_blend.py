@@ -1,6 +1,6 @@
-"""Donor outliers: another good image, distorted, shows through a Perlin mask (section 5; the rule of RealNet's SIA).
+"""Perlin blend: another good image, distorted, shows through a Perlin mask (section 5; the rule of RealNet's SIA).
 
-The paper blends images of a diffusion model; their folder can be named, and without it good images take their place.
+The paper blends images of a diffusion model. Give their folder, or else other good images take their place.
 """
 
 from __future__ import annotations
@@ -19,29 +19,33 @@ from jaxtyping import Bool, Float, Int, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
-from firm.images import SUFFIXES, decode
-from firm.outliers.perlin import perlin_mask
-from firm.types import FirmError, Outliers, Scene
+from firm.data.folder import folders_in, image_files
+from firm.errors import DataError, FirmError, SettingError
+from firm.images.decode import decode
+from firm.outliers.drawing import Levels, Mask, Pixels, each_image, local_outliers
+from firm.types import Outliers, Scene
 
 Bytes = NDArray[np.uint8]
-Levels = NDArray[np.float32]  # of pixels, 0..255
-Mask = NDArray[np.bool_]
 Places = Int[NDArray[np.intp], " k"]  # of pixels in the flattened image
 
-VISIBLE = 8.0  # grey levels by which a blob must differ on average, its grain smoothed away: less is label noise
+VISIBLE = 8.0  # grey levels by which a blob must differ on average, without its grain: less is label noise
 GRAIN = 1 / 50  # of the side: detail finer than this is grain
 BEND = 0.03  # of the side: the elastic warp
 KNOTS = 6  # of it along each side
 TRIES = 10
 STRONGER = 0.3  # by which each try exceeds the one before
-LIGHT = 48  # grey levels of the last resort
+SHIFT = 48  # grey levels of the last resort
 LINE = 16384  # pixels; OpenCV samples no longer ones
+EXPONENTS = 6  # a side of the noise holds 2^0 to 2^5 cells
+TURN = 90.0  # degrees by which it is turned, either way
+LEVEL = 0.5  # noise above it is mask
+MASKS = 50  # drawn before a rectangle takes their place
 KEPT = 512  # images of a folder held in memory, about 100 MB at 256 px
 
 
 @dataclass(frozen=True)
 class Look:
-    """What is done to the tones of a donor: levels are drawn within the bounds, shifts go either way."""
+    """What is done to the tones of a donor: values are drawn within the bounds, shifts of either sign."""
 
     contrast: tuple[float, float]
     shift: tuple[float, float]  # grey levels, all channels alike
@@ -59,10 +63,10 @@ LOOKS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Donor:
+class PerlinBlend:
     """Another good image, moved, bent and recoloured, blended into the object inside a Perlin mask.
 
-    `folder` names ready-made anomalies of the class (such as sdas/screw of RealNet's SIA), used as they are.
+    `folder` is one of ready-made anomalies of the class (such as sdas/screw of RealNet's SIA), used unchanged.
     """
 
     strength: float = 1.0  # of the distortion; at 0 the donor is only moved
@@ -71,52 +75,33 @@ class Donor:
     least: int = 16  # pixels an anomaly must have
     per_inlier: int = 1
 
-    def __post_init__(self) -> None:
-        if self.strength < 0:
-            raise FirmError(f"outliers.strength is {self.strength}; use 0 for moved donors, 1 for distorted ones")
-        if not 0 < self.opacity[0] <= self.opacity[1] <= 1:
-            raise FirmError(f"outliers.opacity {self.opacity} must rise within 0..1 and not start at 0")
-        if self.least < 1:
-            raise FirmError(f"outliers.least is {self.least}; an anomaly must have at least 1 pixel")
-        if self.per_inlier < 1:
-            raise FirmError(f"outliers.per_inlier is {self.per_inlier}; there must be at least 1 outlier to an inlier")
+    kinds = 1
 
-    @property
-    def kinds(self) -> int:
-        return 1
+    def __post_init__(self) -> None:
+        for name, allowed, fix in (
+            ("strength", self.strength >= 0, "use 0 for moved donors, 1 to distort them"),
+            ("opacity", 0 < self.opacity[0] <= self.opacity[1] <= 1, "it must rise within 0..1, from above 0"),
+            ("least", self.least >= 1, "an anomaly has at least 1 pixel"),
+            ("per_inlier", self.per_inlier >= 1, "use 1 or more outliers per good image"),
+        ):
+            if not allowed:
+                raise SettingError(f"outliers.{name} is {getattr(self, name)!r}; {fix}")
 
     def __call__(
-        self,
-        inliers: UInt8[Tensor, "n c h w"],
-        *,
-        rng: torch.Generator,
-        copy: Tensor | None = None,
-        scene: Scene | None = None,
+        self, inliers: Tensor, *, rng: torch.Generator, copy: Tensor | None = None, scene: Scene | None = None
     ) -> Outliers:
-        pool = self._pool(inliers, scene)
-        images = inliers.flatten(2).cpu().numpy().copy()  # n, c, h * w
-        where = np.zeros((len(images), images.shape[2]), bool)
-        seeds = torch.randint(2**62, (len(images),), generator=rng).tolist()
-        for i, seed in enumerate(seeds):  # a stream each, so that redrawing one shifts no other
-            foreground = None if scene is None else scene.foreground[i].cpu().numpy()
-            at, after = self._altered(inliers[i].cpu().numpy(), pool, foreground, np.random.default_rng(seed))
-            images[i][:, at] = after
-            where[i, at] = True
-        made = torch.from_numpy(images).view_as(inliers), torch.from_numpy(where).view_as(inliers[:, 0])
-        group = torch.ones(len(images), dtype=torch.long)
-        return Outliers(made[0].to(inliers.device), group.to(inliers.device), made[1].to(inliers.device))
-
-    def _pool(self, inliers: Tensor, scene: Scene | None) -> _Pool:
         if self.folder:
-            return _Pool(_folder_images(self.folder, *inliers.shape[1:]))
-        if scene is None or not len(scene.donors):
-            return _Pool(inliers.cpu().numpy())
-        return _Pool(scene.donors.cpu().numpy(), scene.donor_foreground.cpu().numpy())
+            pool = _Pool(_folder_images(self.folder, *inliers.shape[1:]))
+        elif scene is None or not len(scene.donors):
+            pool = _Pool(inliers.cpu().numpy())
+        else:
+            pool = _Pool(scene.donors.cpu().numpy(), scene.donor_foreground.cpu().numpy())
+        altered = [self._altered(pool, *image) for image in each_image(inliers, scene, rng=rng)]
+        return local_outliers(inliers, altered)
 
-    def _altered(
-        self, image: UInt8[Bytes, "c h w"], pool: _Pool, foreground: Mask | None, rng: np.random.Generator
-    ) -> tuple[Places, UInt8[Bytes, "c k"]]:
-        """The pixels that change and their new values; what nobody would see is drawn again, stronger."""
+    def _altered(self, pool: _Pool, image: Pixels, foreground: Mask | None, rng: np.random.Generator) -> Pixels:
+        """The image with a donor blended in; an invisible change is drawn again, stronger."""
+        outlier = image.copy()
         for attempt in range(TRIES):
             mask = perlin_mask(*image.shape[1:], rng=rng, foreground=foreground, least=self.least)
             at = np.flatnonzero(mask)
@@ -125,14 +110,16 @@ class Donor:
             after = np.rint(before + rng.uniform(*self.opacity) * (donor - before))
             changed = _visible(after - before, at, mask) & (after != before).any(0)
             if np.count_nonzero(changed) >= self.least:
-                return at[changed], after[:, changed].astype(np.uint8)
-        # nothing differs from such an image: its light must
-        return at, np.where(before < 128, before + LIGHT, before - LIGHT).astype(np.uint8)
+                outlier.reshape(len(image), -1)[:, at[changed]] = after[:, changed].astype(np.uint8)
+                return outlier
+        # no donor differs from such an image, so its brightness changes
+        outlier.reshape(len(image), -1)[:, at] = np.where(before < 128, before + SHIFT, before - SHIFT)
+        return outlier
 
     def _donor(
-        self, image: UInt8[Bytes, "c h w"], at: Places, pool: _Pool, strength: float, rng: np.random.Generator
+        self, image: Pixels, at: Places, pool: _Pool, strength: float, rng: np.random.Generator
     ) -> Float[Levels, "c k"]:
-        """What a donor shows in place of these pixels; no others of it are ever made."""
+        """What a donor shows in place of these pixels; only these are computed."""
         number = pool.other_than(image, rng)
         donor = pool.images[number]
         if self.folder:
@@ -144,7 +131,7 @@ class Donor:
         return _toned(_placed(soft, at, pool.place(number, rng), strength, rng), look, strength, rng)
 
 
-def _taken(image: UInt8[Bytes, "c h w"], at: Places) -> Float[Levels, "c k"]:
+def _taken(image: Pixels, at: Places) -> Float[Levels, "c k"]:
     return image.reshape(len(image), -1).take(at, axis=1).astype(np.float32)
 
 
@@ -155,7 +142,7 @@ class _Pool:
     images: UInt8[Bytes, "m c h w"]
     foreground: Bool[Mask, "m h w"] | None = None
 
-    def other_than(self, image: UInt8[Bytes, "c h w"], rng: np.random.Generator) -> int:
+    def other_than(self, image: Pixels, rng: np.random.Generator) -> int:
         """A random image, the next one if it is the very same; a lone image is its own donor."""
         number = int(rng.integers(len(self.images)))
         return (number + 1) % len(self.images) if np.array_equal(self.images[number], image) else number
@@ -205,7 +192,8 @@ def _visible(change: Float[Levels, "c k"], at: Places, mask: Mask) -> Bool[Mask,
     width = max(2, round(GRAIN * max(mask.shape)))
     y, x = np.divmod(at, mask.shape[1])
     cell = y // width * mask.shape[1] + x // width
-    smooth = sum(np.abs(np.bincount(cell, one)) for one in change) / np.maximum(np.bincount(cell), 1) / len(change)
+    total = sum(np.abs(np.bincount(cell, channel)) for channel in change)
+    smooth = total / np.maximum(np.bincount(cell), 1) / len(change)
     _, blobs = cv2.connectedComponents(mask.view(np.uint8), connectivity=8)
     blob = blobs.take(at)
     return (np.bincount(blob, smooth[cell]) >= VISIBLE * np.bincount(blob))[blob]
@@ -215,31 +203,93 @@ def _visible(change: Float[Levels, "c k"], at: Places, mask: Mask) -> Bool[Mask,
 def _folder_images(folder: str, channels: int, height: int, width: int) -> UInt8[Bytes, "m c h w"]:
     """At most KEPT images of the folder, evenly over their names, at the size of the inliers.
 
-    A damaged file is warned about by name and left out: it never costs the good ones.
+    A damaged file is left out with a warning that names it.
     """
-    files, images = _files(Path(folder)), []
+    files, images = image_files(Path(folder)), []
     for number in np.linspace(0, len(files) - 1, min(KEPT, len(files))).round().astype(int):
         try:
-            images.append(_fitted(decode(files[number]), channels, height, width))
+            image = decode(files[number])
         except FirmError as error:
             warnings.warn(f"left out: {error}", stacklevel=2)
+            continue
+        shown = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY) if channels == 1 else image
+        resized = np.asarray(cv2.resize(shown, (width, height), interpolation=cv2.INTER_AREA), np.uint8)
+        images.append(resized.reshape(height, width, channels).transpose(2, 0, 1))
     if not images:
-        raise FirmError(f"outliers.folder {folder} has no image that can be decoded; put images of anomalies into it")
+        inner = list(folders_in(Path(folder)).values())
+        fix = f"name one of its classes, such as {inner[0]}" if inner else "put images of anomalies into it"
+        raise DataError(f"outliers.folder {folder} has no image that can be decoded; {fix}")
     return np.stack(images)
 
 
-def _fitted(image: UInt8[Bytes, "h w 3"], channels: int, height: int, width: int) -> UInt8[Bytes, "c h2 w2"]:
-    seen = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY) if channels == 1 else image
-    resized = np.asarray(cv2.resize(seen, (width, height), interpolation=cv2.INTER_AREA), np.uint8)
-    return resized.reshape(height, width, channels).transpose(2, 0, 1)
+# --- Perlin masks: the ragged outlines (constants of DRAEM and RealNet) ---
 
 
-def _files(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        raise FirmError(f"outliers.folder {folder} is not a folder; name one that holds images of anomalies")
-    files = sorted(f for f in folder.iterdir() if f.suffix.lower() in SUFFIXES and f.name[0] != "." and f.is_file())
-    if not files:
-        inner = sorted(f.name for f in folder.iterdir() if f.is_dir())
-        fix = f"name one of its classes, such as {folder / inner[0]}" if inner else "put images of anomalies into it"
-        raise FirmError(f"outliers.folder {folder} holds no image; {fix}")
-    return files
+def perlin_mask(
+    height: int,
+    width: int,
+    *,
+    rng: np.random.Generator,
+    foreground: Bool[NDArray[np.bool_], "height width"] | None = None,
+    least: int = 16,
+) -> Bool[NDArray[np.bool_], "height width"]:
+    """Thresholded noise on the object, at least `least` pixels of it; one mask in twenty would be empty otherwise.
+
+    A foreground of fewer pixels is a failed segmentation, and the whole image counts as the object.
+    """
+    if height * width < least:
+        raise SettingError(
+            f"an image of {width} x {height} pixels has no room for an anomaly of {least}; lower `least`"
+        )
+    if foreground is None or np.count_nonzero(foreground) < least:
+        foreground = np.ones((height, width), bool)
+    for _ in range(MASKS):
+        mask = _turned_noise(height, width, rng) & foreground
+        if np.count_nonzero(mask) >= least:
+            return mask
+    return _rectangle(foreground, least, rng)
+
+
+def perlin_noise(angles: Float[NDArray[np.float32], "rows columns"], side: int) -> NDArray[np.float32]:
+    """One octave of gradient noise of side x side pixels, a unit gradient of the given angle on each cell corner.
+
+    Both blends are matrices of two entries per row, so the noise of all cells is one product.
+    """
+    blend_y, slope_y = _corners(side, angles.shape[0] - 1)
+    blend_x, slope_x = _corners(side, angles.shape[1] - 1)
+    left = np.hstack([blend_y @ np.cos(angles), slope_y @ np.sin(angles)])  # side, 2 * columns
+    return np.float32(math.sqrt(2)) * (left @ np.vstack([slope_x.T, blend_x.T]))
+
+
+@lru_cache(maxsize=64)
+def _corners(side: int, cells: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Along one axis: the weight of each corner at each pixel, and that weight times the distance to the corner."""
+    position = np.arange(side) * cells / side
+    offset = position[:, None] - np.arange(cells + 1)  # side, cells + 1
+    far = np.minimum(np.abs(offset), 1)
+    blend = 1 - far**3 * (6 * far**2 - 15 * far + 10)  # quintic; 0 for the corners of other cells
+    return blend.astype(np.float32), (blend * offset).astype(np.float32)
+
+
+def _turned_noise(height: int, width: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Noise on the next power of two, which any grid divides, turned about its centre and cropped to its middle."""
+    side = 1 << (max(height, width) - 1).bit_length()
+    finest = max(1, min(EXPONENTS, side.bit_length() - 1))  # cells of one pixel would hold no noise
+    rows, columns = 2 ** rng.integers(finest, size=2)
+    angles = (2 * math.pi) * rng.random((rows + 1, columns + 1), dtype=np.float32)
+    turn = cv2.getRotationMatrix2D(((side - 1) / 2, (side - 1) / 2), rng.uniform(-TURN, TURN), 1.0)
+    turn[:, 2] -= (side - width) // 2, (side - height) // 2
+    return cv2.warpAffine(perlin_noise(angles, side), turn, (width, height), flags=cv2.INTER_LINEAR) > LEVEL
+
+
+def _rectangle(foreground: NDArray[np.bool_], least: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """The part of the object in a rectangle about one of its pixels, grown until large enough."""
+    height, width = foreground.shape
+    y, x = divmod(int(rng.choice(np.flatnonzero(foreground))), width)
+    tall, wide = (int(half) for half in rng.integers(2, 3 + max(height, width) // 8, size=2))
+    mask = np.zeros_like(foreground)
+    while np.count_nonzero(mask) < least:
+        box = slice(max(0, y - tall), y + tall + 1), slice(max(0, x - wide), x + wide + 1)
+        mask[box] = foreground[box]
+        tall, wide = 2 * tall, 2 * wide
+    return mask

@@ -1,27 +1,149 @@
-"""The local sources: each alters a part of the image and says which; what alters all of it stands beside them."""
+"""The outlier sources by name, their mixture, and how outliers are made: good images in, synthetic outliers out."""
 
-from __future__ import annotations
+from dataclasses import dataclass
 
-from firm.outliers.cutpaste import CutPaste
-from firm.outliers.donor import Donor
-from firm.outliers.nsa import Nsa
-from firm.outliers.nsa_classes import NSA_CLASSES, UNIFORM
-from firm.outliers.shades import Shades
-from firm.outliers.strokes import Strokes
-from firm.types import OutlierSource
+import torch
+from jaxtyping import Bool, Int, UInt8
+from torch import Tensor
 
-LOCAL: dict[str, OutlierSource] = {
+from firm.errors import SettingError
+from firm.outliers.cutpaste import CutPaste as CutPaste
+from firm.outliers.marks import Scratches as Scratches
+from firm.outliers.marks import Spots as Spots
+from firm.outliers.nsa import PRESETS as NSA_PRESETS
+from firm.outliers.nsa import Nsa as Nsa
+from firm.outliers.perlin_blend import PerlinBlend as PerlinBlend
+from firm.outliers.whole_images import Exposure as Exposure
+from firm.outliers.whole_images import Rotations as Rotations
+from firm.runtime.random import stream
+from firm.types import Outliers, OutlierSource, Scene
+
+VISIBLE = 5  # grey levels from which a change can be seen
+MIN_PIXELS = 16  # of a defect that must stay visible beside ignored pixels
+TRIES = 10
+SHIFT = 48  # grey levels of the last resort
+
+LOCAL: dict[str, OutlierSource] = {  # each alters a part of the image
     "cutpaste": CutPaste(variant="plain"),
     "cutpaste-scar": CutPaste(variant="scar"),
     "cutpaste-union": CutPaste(variant="union"),
-    "donor": Donor(),
+    "perlin-blend": PerlinBlend(),
+    "scratches": Scratches(),
+    "spots": Spots(),
+    "pits": Spots(size=(0.008, 0.03), long=(1.0, 2.0), change=(25.0, 110.0)),  # 2 to 8 px of 256: pores, dust
     "nsa": Nsa(),
-    "nsa-uniform": UNIFORM,
-    "strokes": Strokes(),
-    "shades": Shades(),
-    "pits": Shades(size=(0.008, 0.03), long=(1.0, 2.0), change=(25.0, 110.0)),  # 2 to 8 px of 256: pores, dust
-    **{f"nsa-{product}": source for product, source in NSA_CLASSES.items()},
+    **{f"nsa-{preset}": source for preset, source in NSA_PRESETS.items()},
 }
 
-# one of each sort: by which detectors are tried, and what adaptors are taught, for what is not taught can be unlearnt
-KINDS = ("donor", "nsa", "cutpaste-union", "strokes", "shades", "pits")
+# one of each sort: for the self-check, and for training adaptors, which forget kinds of defects they are not shown
+KINDS = ("perlin-blend", "nsa", "cutpaste-union", "scratches", "spots", "pits")
+
+# old names: records hold them, and random streams keep them so that a seed draws the same outliers as before
+OLD_NAMES = {"perlin-blend": "donor", "scratches": "strokes", "spots": "shades", "mixture": "mixed"}
+
+
+def stream_name(source: str) -> str:
+    """The name of a source in random streams."""
+    return OLD_NAMES.get(source, source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixture:
+    """Several local sources in one training: they have fewer artefacts in common than one.
+
+    They take turns at the outliers of an inlier, and their kinds are numbered one source after another. With fewer
+    outliers per inlier than sources, the source of each is drawn at random. Every source has a random stream of its own
+    name, so that no source changes another's outliers.
+    """
+
+    sources: tuple[str, ...] = ("perlin-blend", "nsa", "cutpaste-union")
+    per_inlier: int = 3  # where it exceeds the number of sources, the first of them are used more often
+
+    def __post_init__(self) -> None:
+        if not self.sources or not set(self.sources) <= set(LOCAL) or len(set(self.sources)) < len(self.sources):
+            raise SettingError(f"outliers.sources is {self.sources}; give each once, some of {', '.join(LOCAL)}")
+        if self.per_inlier < 1:
+            raise SettingError(f"outliers.per_inlier is {self.per_inlier}; use 1 or more outliers per good image")
+
+    @property
+    def kinds(self) -> int:
+        return sum(LOCAL[name].kinds for name in self.sources)
+
+    def __call__(
+        self, inliers: Tensor, *, rng: torch.Generator, copy: Tensor | None = None, scene: Scene | None = None
+    ) -> Outliers:
+        seed = int(torch.randint(2**62, (1,), generator=rng))  # before the copies, which the caller may have drawn
+        number = copy
+        if number is None or self.per_inlier < len(self.sources):
+            number = torch.randint(max(self.per_inlier, len(self.sources)), (len(inliers),), generator=rng)
+        if scene is None:
+            everywhere = torch.ones_like(inliers[:, 0], dtype=torch.bool)
+            scene = Scene(everywhere, inliers, everywhere)  # all inliers are donors, not only those of one source
+        images, group = inliers.clone(), torch.ones(len(inliers), dtype=torch.long)
+        kinds = 0
+        for turn, name in enumerate(self.sources):
+            at = (number % len(self.sources) == turn).nonzero().squeeze(1)
+            if len(at):
+                # without `copy`, a source draws among all its variants
+                made = LOCAL[name](inliers[at], rng=stream(seed, stream_name(name)), scene=scene[at])
+                images[at], group[at] = made.images, kinds + made.group
+            kinds += LOCAL[name].kinds
+        return Outliers(images, group, (images != inliers).any(1))
+
+
+OUTLIERS: dict[str, OutlierSource] = {
+    "rotations": Rotations(),
+    "exposure": Exposure(),
+    "exposure-rotated": Exposure(rotate=True),
+    **LOCAL,
+    "mixture": Mixture(),
+}
+
+
+def make_outliers(
+    source: OutlierSource,
+    inliers: UInt8[Tensor, "n c h w"],
+    *,
+    rng: torch.Generator,
+    copy: Int[Tensor, " n"] | None = None,
+    scene: Scene | None = None,
+) -> Outliers:
+    """The source's outliers with hidden pixels restored, so that no defect is learnt where nothing is inspected.
+
+    Those of which too little is left are drawn again. Without hidden pixels, and for sources that alter whole images,
+    these are the source's outliers unchanged.
+    """
+    made = source(inliers, rng=rng, copy=copy, scene=scene)
+    if scene is None or scene.hidden is None or made.where is None:
+        return made
+    images, where, visible = _restored(made.images, inliers, scene.hidden)
+    group, enough = made.group.clone(), ~(made.where & scene.hidden).flatten(1).any(1) | (visible >= MIN_PIXELS)
+    for _ in range(TRIES):
+        again = (~enough).nonzero().squeeze(1)
+        if not len(again):
+            break
+        made = source(inliers[again], rng=rng, copy=None if copy is None else copy[again], scene=scene[again])
+        fresh = _restored(made.images, inliers[again], scene.hidden[again])
+        better = fresh[2] > visible[again]
+        at = again[better]
+        images[at], where[at], visible[at] = (values[better] for values in fresh)
+        group[at], enough[at] = made.group[better], visible[at] >= MIN_PIXELS
+    for number in (visible == 0).nonzero().squeeze(1).tolist():  # nothing else worked: another brightness
+        inlier, where[number] = inliers[number], _free(scene.foreground[number], scene.hidden[number])
+        shifted = torch.where(inlier < 128, inlier + SHIFT, inlier - SHIFT)
+        images[number] = torch.where(where[number], shifted, inlier)
+    return Outliers(images, group, where)
+
+
+def _restored(
+    images: UInt8[Tensor, "n c h w"], inliers: UInt8[Tensor, "n c h w"], hidden: Bool[Tensor, "n h w"]
+) -> tuple[UInt8[Tensor, "n c h w"], Bool[Tensor, "n h w"], Int[Tensor, " n"]]:
+    """The images with hidden pixels of the inliers, where they still differ, and on how many pixels visibly."""
+    restored = torch.where(hidden[:, None], inliers, images)
+    change = (restored.int() - inliers.int()).abs().amax(1)
+    return restored, change > 0, (change >= VISIBLE).flatten(1).sum(1)
+
+
+def _free(foreground: Bool[Tensor, "h w"], hidden: Bool[Tensor, "h w"]) -> Bool[Tensor, "h w"]:
+    """The visible object, else all that is visible, else everything."""
+    return next((place for place in (foreground & ~hidden, ~hidden) if bool(place.any())), torch.ones_like(hidden))

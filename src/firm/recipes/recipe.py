@@ -1,98 +1,104 @@
-"""Settings live in one value: a frozen Recipe, changed by path, written and read as JSON."""
+"""The recipe: all settings of an experiment as one frozen value, changed by path, written and read as JSON.
 
-from __future__ import annotations
+JSON names the class of a family's member by `kind`: in lower case, or `module:Class` for your own, imported first.
+"""
 
 import dataclasses
 import hashlib
 import json
+import sys
 import typing
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
-from firm.adaptor import Pretrained
-from firm.bank import Memory
-from firm.conditioning import Conditioning
-from firm.encoder import Encoder
-from firm.localiser import kinds_of
-from firm.objective import POSITIVES
-from firm.outliers import OUTLIERS, Rotations
-from firm.scores import SCORES, SCORINGS, Knn, Scoring
-from firm.tiling import TILINGS, Whole
-from firm.training import Training
-from firm.types import FirmError, OutlierSource, Score, Tiling, Views
-from firm.views import VIEWS, Augment
+from firm.errors import SettingError
+from firm.images.alignment import Conditioning
+from firm.networks.adaptor import Pretrained
+from firm.networks.heads import Encoder
+from firm.outliers.registry import OUTLIERS, Rotations
+from firm.scoring.image_scores import SCORES, SCORINGS, Knn, Scoring
+from firm.scoring.patch_bank import Memory
+from firm.scoring.patch_features import kinds_of
+from firm.scoring.patch_grid import TILINGS, Grid, Whole
+from firm.training.loop import Training
+from firm.training.methods import Contrastive
+from firm.types import OutlierSource, Score, Tiling, Views
+from firm.views.registry import VIEWS, SimCLR
 
 NORMALISE = ("published", "inliers", "half")
-AFTERWARDS = ("features",)  # what is chosen when the training is over
-AUTOMATIC = ("foreground", "light", "align", "reach", *AFTERWARDS)
-NOT_TRAINED = ("score", "tiling", "memory", "features", "automatic")  # settings that cost no training
+AFTERWARDS = ("features",)  # chosen after the training
+AUTOMATIC = ("foreground", "illumination", "align", "neighbourhood", *AFTERWARDS)
+NOT_TRAINED = ("score", "tiling", "memory", "features", "automatic")  # settings that need no training
+
+FAMILIES: dict[Any, Mapping[str, Any]] = {OutlierSource: OUTLIERS, Views: VIEWS, Score: SCORES, Tiling: TILINGS}
+EXTENSIBLE = (OutlierSource, Views, Score)  # your own class may implement these protocols
+NAMED = FAMILIES | {Scoring: SCORINGS}  # settings that may be given by name
+MEMBERS = {type(member) for family in FAMILIES.values() for member in family.values()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """An experiment as a value: everything but the images and the seed."""
+    """An experiment: everything except the images and the seed."""
 
     positives: str = "firm"
     outliers: OutlierSource = field(default_factory=Rotations)
-    views: Views = field(default_factory=Augment)
+    views: Views = field(default_factory=SimCLR)
     encoder: Encoder = field(default_factory=Encoder)
-    pretrained: Pretrained = field(default_factory=Pretrained)  # with a name it takes the place of the encoder
+    pretrained: Pretrained = field(default_factory=Pretrained)  # with a name it replaces the encoder
     training: Training = field(default_factory=Training)
     score: Scoring = field(default_factory=lambda: Scoring(by=Knn(k=1)))
-    size: int = 0  # side of the image the encoder sees, whole or in patches; 0 is the data set's own
+    size: int = 0  # side of the images that are encoded, whole or in patches; 0: the data set's own
     zoom: float = 1.125  # enlargement before the centre crop when testing
-    normalise: str = "published"  # statistics; where none are published, those of the inliers
+    normalise: str = "published"  # statistics; falls back to those of the inliers
     conditioning: Conditioning = field(default_factory=Conditioning)
     tiling: Tiling = field(default_factory=Whole)
-    memory: Memory = field(default_factory=Memory)  # of patches; whole images are all remembered
+    memory: Memory = field(default_factory=Memory)  # of patches; whole images are all kept
     features: str = "encoder"  # of patches: encoder, projection, pixels, backbone, or several joined by +
-    automatic: tuple[str, ...] = ()  # what is chosen on the good images
+    automatic: tuple[str, ...] = ()  # settings tuned on the good images
 
     def __post_init__(self) -> None:
-        if self.positives not in POSITIVES:
-            raise FirmError(f"no positive set {self.positives!r}; use one of {', '.join(POSITIVES)}")
+        _check_members(self)
+        assert self.method  # validates the loss
         if self.normalise not in NORMALISE:
-            raise FirmError(f"normalise is {self.normalise!r}; use one of {', '.join(NORMALISE)}")
-        unknown = set(self.automatic) - set(AUTOMATIC)
-        if unknown:
-            raise FirmError(f"{sorted(unknown)[0]!r} is not chosen automatically; {', '.join(AUTOMATIC)} can be")
-        self._check_features()
-        if self.positives == "rot-supcon" and self.outliers.kinds < 2:
-            raise FirmError("rot-supcon needs several kinds of outliers and this source makes one; use supcon or firm")
-
-    def _check_features(self) -> None:
+            raise SettingError(f"normalise is {self.normalise!r}; use one of {', '.join(NORMALISE)}")
+        if unknown := sorted(set(self.automatic) - set(AUTOMATIC)):
+            raise SettingError(f"{unknown[0]!r} is not chosen automatically; {', '.join(AUTOMATIC)} can be")
         kinds = kinds_of(self.features)
         if len(kinds) > 1 and not self.memory.standardise:
-            raise FirmError(f"features={self.features} adds scores of different scales; set memory.standardise=true")
+            raise SettingError(f"features={self.features} adds scores of different scales; set memory.standardise=true")
         if "backbone" in kinds and not self.pretrained.name:
-            raise FirmError("features=backbone needs a pretrained one; set pretrained.name or use --encoder")
+            raise SettingError("features=backbone needs a pretrained one; set pretrained.name or use --encoder")
+        if self.positives == "rot-supcon" and self.outliers.kinds < 2:
+            raise SettingError("rot-supcon needs several kinds of outliers; this source makes one, use supcon or firm")
+
+    @property
+    def patchwise(self) -> bool:
+        """Whether patches are compared instead of whole images."""
+        return self.tiling.patchwise
+
+    @property
+    def grid(self) -> Grid:
+        """The grid of patches; raises for whole images."""
+        if not isinstance(self.tiling, Grid):
+            raise SettingError("this recipe compares whole images; set tiling=grid to compare patches")
+        return self.tiling
+
+    @property
+    def method(self) -> Contrastive:
+        """The training loss."""
+        return Contrastive(self.positives, self.training.temperature, self.training.layout)
 
 
-# where a field holds one of a family: the names a person may write, each a value of the family
-NAMED: dict[type, Mapping[str, Any]] = {
-    OutlierSource: OUTLIERS,
-    Views: VIEWS,
-    Score: SCORES,
-    Tiling: TILINGS,
-    Scoring: SCORINGS,
-}
-FAMILIES = (OutlierSource, Views, Score, Tiling)  # fields that hold any member; JSON names its kind
-
-
-def change(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
-    """A copy with values replaced by path: `{"training.batch": 16, "outliers": "cutpaste"}`."""
-    return _changed(recipe, {tuple(path.split(".")): value for path, value in changes.items()}, "")
-
-
-def parse_settings(settings: list[str]) -> dict[str, Any]:
+def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
     """`path=value` as typed on a command line; the value is JSON where it parses as such, else text."""
     changes: dict[str, Any] = {}
     for setting in settings:
         path, equals, text = setting.partition("=")
         if not equals or not path:
-            raise FirmError(f"{setting!r} is not of the form path=value, for example training.epochs=20")
+            raise SettingError(f"{setting!r} is not of the form path=value, for example training.epochs=20")
         try:
             changes[path] = json.loads(text)
         except ValueError:
@@ -100,120 +106,148 @@ def parse_settings(settings: list[str]) -> dict[str, Any]:
     return changes
 
 
+def change(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """A copy with values replaced by path: `{"training.batch": 16, "outliers": "cutpaste"}`."""
+    changed: Recipe = _changed(recipe, {tuple(path.split(".")): value for path, value in changes.items()}, "")
+    return changed
+
+
 def to_json(value: Any) -> Any:
     """Settings as plain JSON values; a member of a family carries its kind."""
-    if is_dataclass(value) and not isinstance(value, type):
-        kind = {"kind": _kind(type(value))} if type(value) in _members() else {}
-        return kind | {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
-    return list(value) if isinstance(value, tuple) else value
+    return _written(value, every_field=True)
+
+
+def sparse(value: Any) -> Any:
+    """Like `to_json` without defaults, so a setting added later changes nothing."""
+    return _written(value, every_field=False)
 
 
 def from_json(data: Mapping[str, Any]) -> Recipe:
-    """The recipe a card holds; an unknown or ill-typed entry is named."""
-    return _read(Recipe, data, "recipe")
+    """Read the recipe of a card; names an unknown or invalid entry."""
+    recipe: Recipe = _read(Recipe, data, "recipe")
+    return recipe
 
 
 def digest(recipe: Recipe, **further: Any) -> str:
-    """Names a training: the recipe less what costs no training, and what else decides it.
-
-    Settings at their defaults are left out, so a setting added later does not rename the trainings before it.
-    """
+    """A digest of a training: the sparse recipe without settings that need no training, and `further`."""
     content = {k: v for k, v in sparse(recipe).items() if k not in NOT_TRAINED}
     text = json.dumps(content | further | {"format": 1}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def sparse(value: Any) -> Any:
-    """As `to_json`, without the fields that have their default: what a setting added later leaves as it was."""
-    if not is_dataclass(value) or isinstance(value, type):
-        return to_json(value)
-    kind = {"kind": _kind(type(value))} if type(value) in _members() else {}
-    given = [f.name for f in fields(value) if getattr(value, f.name) != _default(f)]
-    return kind | {name: sparse(getattr(value, name)) for name in given}
-
-
-def _default(one: dataclasses.Field[Any]) -> Any:
-    return one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
-
-
 def _changed(owner: Any, changes: Mapping[tuple[str, ...], Any], prefix: str) -> Any:
-    """All changes below one owner at once: what must fit together is judged together, in no order."""
-    hints = {f.name: _hints(owner.__class__)[f.name] for f in fields(owner)} if is_dataclass(owner) else {}
+    """Apply all changes below one owner at once, so that settings are validated together."""
+    types = _types(owner.__class__) if is_dataclass(owner) else {}
     fresh = {}
     for name in dict.fromkeys(path[0] for path in changes):
         path = f"{prefix}{name}"
-        if name not in hints:
-            has = f"{type(owner).__name__} has {', '.join(hints)}" if hints else f"{prefix[:-1]} has no settings"
-            raise FirmError(f"no setting {path!r}; {has}")
-        value = getattr(owner, name)
-        if (name,) in changes:
-            value = _typed(hints[name], changes[name,], path)
+        if name not in types:
+            has = f"{type(owner).__name__} has {', '.join(types)}" if types else f"{prefix[:-1]} has no settings"
+            raise SettingError(f"no setting {path!r}; {has}")
+        value = _typed(types[name], changes[name,], path) if (name,) in changes else getattr(owner, name)
         deeper = {rest[1:]: new for rest, new in changes.items() if rest[0] == name and len(rest) > 1}
         fresh[name] = _changed(value, deeper, f"{path}.") if deeper else value
     return dataclasses.replace(owner, **fresh)
 
 
-def _typed(hint: Any, value: Any, path: str) -> Any:
-    """The value as the field's type wants it, or a sentence saying what it wants."""
-    if hint in NAMED and isinstance(value, str):
-        return _named(NAMED[hint], value, path)
-    if hint in FAMILIES:
-        return _member(hint, value, path)
-    if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, Mapping):
-        return _read(hint, value, path)
-    if typing.get_origin(hint) is tuple and isinstance(value, list | tuple):
-        return _tuple(typing.get_args(hint), value, path)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+def _written(value: Any, every_field: bool) -> Any:
+    if not is_dataclass(value) or isinstance(value, type):
+        return list(value) if isinstance(value, tuple) else value
+    kind = _kind(type(value))
+    content = {"kind": kind} if kind else {}
+    for setting in fields(value):
+        default = setting.default if setting.default_factory is MISSING else setting.default_factory()
+        if (current := getattr(value, setting.name)) != default or every_field:
+            content[setting.name] = _written(current, every_field)
+    return content
+
+
+def _read(cls: type, data: Mapping[str, Any], path: str) -> Any:
+    """Build a settings class from JSON."""
+    types = _types(cls)
+    content = {name: value for name, value in data.items() if name != "kind" or value != _kind(cls)}
+    if unknown := sorted(set(content) - set(types)):
+        raise SettingError(f"{path} has an unknown setting {unknown[0]!r}; it has {', '.join(types)}")
+    return cls(**{name: _typed(types[name], value, f"{path}.{name}") for name, value in content.items()})
+
+
+def _typed(wanted: Any, value: Any, path: str) -> Any:
+    """Convert a value to the field's type, or raise."""
+    origin = typing.get_origin(wanted) or wanted
+    if wanted in NAMED and isinstance(value, str):
+        return _by_name(NAMED[wanted], value, path)
+    if wanted in FAMILIES:
+        return _member(wanted, value, path)
+    if is_dataclass(wanted) and isinstance(value, Mapping):
+        return _read(typing.cast(type, wanted), value, path)
+    if origin is tuple and isinstance(value, list | tuple):
+        types = typing.get_args(wanted)
+        types = types[:1] * len(value) if types[-1] is Ellipsis else types
+        if len(types) != len(value):
+            raise SettingError(f"{path} is {list(value)}; it must hold {len(types)} values")
+        return tuple(_typed(kind, item, path) for kind, item in zip(types, value, strict=True))
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    wanted = typing.get_origin(hint) or hint
-    if not isinstance(value, wanted) or (isinstance(value, bool) and hint is not bool):
-        raise FirmError(f"{path} is {value!r}; it must be of type {getattr(hint, '__name__', hint)}")
+    if not isinstance(value, origin) or (isinstance(value, bool) and wanted is not bool):
+        raise SettingError(f"{path} is {value!r}; it must be of type {getattr(wanted, '__name__', wanted)}")
     return value
 
 
-def _named(table: Mapping[str, Any], name: str, path: str) -> Any:
+def _member(family: Any, value: Any, path: str) -> Any:
+    """A member of a family: itself, or the JSON that names its kind."""
+    built_in = {_kind(type(member)): type(member) for member in FAMILIES[family].values()}
+    if isinstance(value, Mapping) and "kind" in value:
+        kind = str(value["kind"])
+        own = ":" in kind and family in EXTENSIBLE
+        value = _read(_imported(kind, path) if own else _by_name(built_in, kind, f"{path}.kind"), value, path)
+    if type(value) in built_in.values():
+        return value
+    if family not in EXTENSIBLE or type(value) in MEMBERS or not isinstance(value, family):
+        raise SettingError(f"{path} is {value!r}; use one of {', '.join(FAMILIES[family])}")
+    if not is_dataclass(value):
+        raise SettingError(f"{path} is a {type(value).__name__}; make it a dataclass, so that it can be saved")
+    return value
+
+
+def _check_members(owner: Any, prefix: str = "") -> None:
+    """Check the members of families, also of settings made in Python."""
+    for name, wanted in _types(owner.__class__).items():
+        value = getattr(owner, name)
+        if wanted in FAMILIES:
+            _member(wanted, value, f"{prefix}{name}")
+        elif is_dataclass(value):
+            _check_members(value, f"{prefix}{name}.")
+
+
+def _kind(cls: type) -> str | None:
+    """The `kind` of a class in JSON; None if the field determines it."""
+    if cls in MEMBERS:
+        return cls.__name__.lower()
+    return None if cls.__module__.split(".")[0] == "firm" else f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _by_name(table: Mapping[Any, Any], name: str, path: str) -> Any:
     if name not in table:
-        raise FirmError(f"{path} is {name!r}; use one of {', '.join(table)}")
+        raise SettingError(f"{path} is {name!r}; use one of {', '.join(table)}")
     return table[name]
 
 
-def _member(family: type, value: Any, path: str) -> Any:
-    """A member of a family: itself, or the JSON that names its kind."""
-    kinds = {_kind(type(member)): type(member) for member in NAMED[family].values()}
-    if isinstance(value, Mapping) and "kind" in value:
-        kind = _named(kinds, str(value["kind"]), f"{path}.kind")
-        return _read(kind, {k: v for k, v in value.items() if k != "kind"}, path)
-    if type(value) not in kinds.values():
-        raise FirmError(f"{path} is {value!r}; use one of {', '.join(NAMED[family])}")
-    return value
-
-
-def _tuple(arguments: tuple[Any, ...], value: list[Any] | tuple[Any, ...], path: str) -> tuple[Any, ...]:
-    if arguments[-1] is Ellipsis:
-        arguments = (arguments[0],) * len(value)
-    if len(arguments) != len(value):
-        raise FirmError(f"{path} is {list(value)}; it must hold {len(arguments)} values")
-    return tuple(_typed(hint, item, path) for hint, item in zip(arguments, value, strict=True))
-
-
-def _read(kind: type, data: Mapping[str, Any], path: str) -> Any:
-    hints = _hints(kind)
-    unknown = set(data) - {f.name for f in fields(kind)}
-    if unknown:
-        raise FirmError(f"{path} has an unknown setting {sorted(unknown)[0]!r}; it has {', '.join(hints)}")
-    return kind(**{name: _typed(hints[name], value, f"{path}.{name}") for name, value in data.items()})
+def _imported(kind: str, path: str) -> type:
+    """The user's own class, from the imported modules only: a file must not run code."""
+    module, _, name = kind.partition(":")
+    try:
+        own = attrgetter(name)(sys.modules[module])
+    except (KeyError, AttributeError):
+        own = None
+    if not (isinstance(own, type) and is_dataclass(own)):
+        raise SettingError(
+            f"{path} needs your class {name} of module {module}; import {module} first, "
+            f"with {name} as a dataclass at its top level"
+        )
+    return own
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
-
-
-@cache
-def _members() -> frozenset[type]:
-    """Every class that stands in a family's field."""
-    return frozenset(type(value) for family in FAMILIES for value in NAMED[family].values())
-
-
-def _kind(member: type) -> str:
-    return member.__name__.lower()
+def _types(cls: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {setting.name: hints[setting.name] for setting in fields(cls)}

@@ -1,84 +1,79 @@
-"""What an evaluation looks like: the ROC with both thresholds on it, and the images that were decided wrongly.
+"""An evaluation as files: the ROC with both thresholds, scores, wrong decisions; and the curve of a training.
 
-wrong.csv names every file that was decided wrongly, in the order of the pictures, which show the first of them.
+scores.csv has all images in their order; wrong.csv those decided wrongly, in the order of the pictures.
 """
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")  # a file is written, no window opened
-import matplotlib.pyplot as plt
 import numpy as np
 import numpy.typing as npt
 import torch
 from jaxtyping import Bool, Float, UInt8
+from matplotlib.figure import Figure
 from torch import Tensor
 
-from firm.calibration import Calibration
+from firm.decision.calibration import Calibration
+from firm.detector.evaluation import Labelled
 from firm.errors import named
-from firm.images import resize
+from firm.images.preprocess import resize
 from firm.report.ledger import MARK, csv_line, harmless
-from firm.report.tray import Inspected, draw_tray
-from firm.types import Located, Truth
+from firm.report.sheets import Part, draw_parts, save_figure
 
 MOST = 24  # wrong decisions that are shown, the worst first
 SIDE = 128  # px at which they are shown
 COLUMNS = ("image", "kind", "verdict", "score", "review", "fail")
 LONGEST = 28  # letters of a name below a picture
-ROC, MISSES, FALSE_CALLS, WRONG = "roc.png", "misses.png", "false-calls.png", "wrong.csv"
+ROC, MISSES, FALSE_CALLS, WRONG, SCORES = "roc.png", "misses.png", "false-calls.png", "wrong.csv", "scores.csv"
 
 
-def write_pictures(
-    folder: Path,
-    found: Located,
-    images: UInt8[Tensor, "m c h w"],
-    anomalous: Bool[Tensor, " m"],
-    truth: Truth | None,
-    by: Calibration,
-) -> list[Path]:
-    """The files there is something to see in: none of misses where nothing was missed; older ones are removed."""
+def write_evaluation(folder: Path, test: Labelled, by: Calibration, *, name: str = "test") -> list[Path]:
+    """Write the files and return them; of misses and false calls only those there are, older files are removed.
+
+    An image that is no file is called by the name of the data set and its number.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    draw_roc(folder / ROC, found.scores, anomalous, by)
-    called = found.scores > by.review
-    lowest, highest = found.scores.argsort(), found.scores.argsort(descending=True)
-    written, rows = [folder / ROC], list[str]()
-    for name, wrong, order, title in (
+    located, images, anomalous, truth, kinds = test.located, test.images, test.anomalous, test.truth, test.kinds
+    draw_roc(folder / ROC, located.scores, anomalous, by)
+    scores = located.scores.tolist()
+    names = truth.files if truth and truth.files else [f"{name} {number}" for number in range(len(images))]
+    rows = [
+        csv_line((harmless(file), harmless(kind), by.verdict(score), score, by.review, by.fail))
+        for file, kind, score in zip(names, kinds, scores, strict=True)
+    ]
+    _write_table(folder / SCORES, rows)
+    written, wrong_rows = [folder / ROC, folder / SCORES], list[str]()
+    for file in (MISSES, FALSE_CALLS, WRONG):
+        (folder / file).unlink(missing_ok=True)
+    called = located.scores > by.review
+    lowest, highest = located.scores.argsort(), located.scores.argsort(descending=True)
+    for file, wrong, order, title in (
         (MISSES, anomalous & ~called, lowest, "defects that PASS, the lowest scores first"),
         (FALSE_CALLS, ~anomalous & called, highest, "good parts that do not PASS, the highest scores first"),
     ):
-        places = order[wrong[order]]
-        (folder / name).unlink(missing_ok=True)
-        if len(places):
-            parts = [_inspected(int(place), found, images, anomalous, truth) for place in places[:MOST]]
+        places = order[wrong[order]].tolist()
+        if places:
+            parts = [_part(images[i], located.maps[i], scores[i], kinds[i], names[i]) for i in places[:MOST]]
             shown = "" if len(places) <= MOST else f", {MOST} of {len(places)}"
-            draw_tray(parts, by.review, folder / name, title=f"{title}{shown}")
-            written.append(folder / name)
-            rows += [_row(int(place), found, anomalous, truth, by) for place in places] if truth and truth.files else []
-    (folder / WRONG).unlink(missing_ok=True)
-    if rows:
-        (folder / WRONG).write_text(MARK + csv_line(COLUMNS) + "".join(rows), encoding="utf-8", newline="")
+            draw_parts(parts, by.review, folder / file, title=f"{title}{shown}")
+            written.append(folder / file)
+            wrong_rows += [rows[place] for place in places]
+    if wrong_rows:
+        _write_table(folder / WRONG, wrong_rows)
         written.append(folder / WRONG)
     return written
 
 
-def _row(place: int, found: Located, anomalous: Bool[Tensor, " m"], truth: Truth, by: Calibration) -> str:
-    score = float(found.scores[place])
-    kind = truth.kinds[place] if anomalous[place] else "good"
-    return csv_line((harmless(truth.files[place]), harmless(kind), by.verdict(score), score, by.review, by.fail))
+def _write_table(path: Path, rows: list[str]) -> None:
+    path.write_text(MARK + csv_line(COLUMNS) + "".join(rows), encoding="utf-8", newline="")
 
 
-def _inspected(
-    place: int, found: Located, images: UInt8[Tensor, "m c h w"], anomalous: Bool[Tensor, " m"], truth: Truth | None
-) -> Inspected:
-    picture = resize(images[place : place + 1].expand(-1, 3, -1, -1), SIDE)[0].permute(1, 2, 0).numpy()
-    kind = "defective" if truth is None else truth.kinds[place]
-    heat = found.maps[place].numpy() if found.maps.numel() else None
-    name = named(Path(truth.files[place]).name) if truth and truth.files else ""
+def _part(image: UInt8[Tensor, "c h w"], heat: Float[Tensor, "r s"], score: float, kind: str, file: str) -> Part:
+    picture = resize(image[None].expand(-1, 3, -1, -1), SIDE)[0].permute(1, 2, 0).numpy()
+    name = named(Path(file).name)
     short = name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}"  # names differ at their ends
-    return Inspected(picture, float(found.scores[place]), kind if anomalous[place] else None, heat, short)
+    return Part(picture, score, kind, heat.numpy() if heat.numel() else None, short)
 
 
 def roc(scores: Float[Tensor, " m"], anomalous: Bool[Tensor, " m"]) -> npt.NDArray[np.float64]:
@@ -92,16 +87,27 @@ def roc(scores: Float[Tensor, " m"], anomalous: Bool[Tensor, " m"]) -> npt.NDArr
 
 def draw_roc(path: Path, scores: Float[Tensor, " m"], anomalous: Bool[Tensor, " m"], by: Calibration) -> None:
     """The curve, and where on it the two thresholds lie."""
-    figure, place = plt.subplots(figsize=(5, 5), layout="constrained")
+    figure = Figure(figsize=(5, 5), layout="constrained")
+    panel = figure.subplots()
     points = 100 * roc(scores, anomalous)
-    place.plot(points[:, 0], points[:, 1], color="#1f4e79")
-    place.plot([0, 100], [0, 100], color="grey", linestyle=":", linewidth=1)
+    panel.plot(points[:, 0], points[:, 1], color="#1f4e79")
+    panel.plot([0, 100], [0, 100], color="grey", linestyle=":", linewidth=1)
     for name, limit, mark in (("review", by.review, "o"), ("fail", by.fail, "s")):
         above = scores > limit
         false, true = (100 * float(above[side].double().mean()) for side in (~anomalous, anomalous))
-        place.plot(false, true, mark, color="#c0392b", label=f"{name} at {limit:.4g}: {true:.1f} % for {false:.1f} %")
-    place.set(xlabel="good parts called, %", ylabel="defects caught, %", xlim=(-1, 101), ylim=(-1, 101))
-    place.legend(loc="lower right", fontsize=8)
-    place.grid(alpha=0.3)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+        panel.plot(false, true, mark, color="#c0392b", label=f"{name} at {limit:.4g}: {true:.1f} % for {false:.1f} %")
+    panel.set(xlabel="good parts called, %", ylabel="defects caught, %", xlim=(-1, 101), ylim=(-1, 101))
+    panel.legend(loc="lower right", fontsize=8)
+    panel.grid(alpha=0.3)
+    save_figure(figure, path)
+
+
+def draw_progress(probes: Sequence[dict[str, Any]], path: Path) -> None:
+    """Write the probes of a training as a PNG."""
+    figure = Figure(figsize=(6, 3.6), layout="constrained")
+    panel = figure.subplots()
+    minutes = [line["seconds"] / 60 for line in probes]
+    panel.plot(minutes, [100 * line["synthetic_auroc"] for line in probes], marker="o", color="#1f4e79")
+    panel.set(xlabel="CPU minutes of training", ylabel="AUROC on held-out good parts\nwith synthetic defects, %")
+    panel.grid(alpha=0.3)
+    save_figure(figure, path)

@@ -1,96 +1,53 @@
 """One inspected image as an entry of the gallery: the picture, its heat map, boxes, and the nearest good part."""
 
-from __future__ import annotations
-
 import base64
-import html
-from dataclasses import dataclass
+from typing import Any
 
 import cv2
 import numpy as np
 import numpy.typing as npt
-from jaxtyping import Float, UInt8
+from markupsafe import Markup
 
-from firm.errors import FirmError, named
-from firm.report.heat import blend, ends, levels, overlay
-from firm.report.ledger import worst
-from firm.verdicts import Region, Verdict
+from firm.decision.verdict import Region
+from firm.detector.inspection import InspectedImage
+from firm.report.heatmap import ends, overlay, scale_bar, thumbnail
+from firm.report.html import SIGNS, render
+from firm.report.ledger import worst_region
 
 Pixels = npt.NDArray[np.uint8]
-Plane = npt.NDArray[np.float32]
 
 LARGEST = 256  # pixels of a thumbnail's longer side
 CLOSE = 128  # of the worst region and its nearest good part
 QUALITY = 85
 MARGIN = 0.02  # of the longer side, between a region and its box: the box must not hide what it marks
 CONTEXT = 0.15  # of the longer side, the least that is shown of the worst region
-SIGNS = {"FAIL": "✕", "REVIEW": "!", "PASS": "✓"}  # worst first; a sign and a word beside every colour
+RANKS = {verdict: rank for rank, verdict in enumerate(SIGNS)}  # the worst verdict first
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A verdict with what the page shows of it: the image as it came, its heat, the good part nearest to the worst."""
-
-    verdict: Verdict
-    picture: UInt8[Pixels, "h w 3"]
-    heat: Float[Plane, "r c"]  # over all of the picture, of whatever size
-    nearest: UInt8[Pixels, "p q 3"] | None = None
-
-    def __post_init__(self) -> None:
-        height, width = self.picture.shape[:2]
-        for one in self.verdict.regions:
-            top, left, bottom, right = one.box
-            if not (0 <= top < bottom <= height and 0 <= left < right <= width):
-                name = named(self.verdict.image)
-                raise FirmError(
-                    f"the box {one.box} of {name} does not lie in its picture of {height} x {width}; show it whole"
-                )
-
-
-def escaped(text: object) -> str:
-    """Any text as a page may hold it, inside an attribute too: printable, on one line, without a meaning in HTML."""
-    return html.escape(named(str(text)), quote=True)
-
-
-def entry(shown: Shown, rank: int) -> str:
-    """The list item of one image; `rank` is its place among the verdicts, the worst 0."""
-    verdict = shown.verdict
-    name, kind = escaped(verdict.image), verdict.verdict
-    small = thumbnail(shown.picture, LARGEST)
-    hot = overlay(small, shown.heat, verdict.review)
-    count = len(verdict.regions)
-    places = f"{count} region{'' if count == 1 else 's'}" if count else "no region"
-    return f"""<li class="entry {kind.lower()}" data-score="{verdict.score!r}" data-rank="{rank}" data-name="{name}">
-<label class="look" title="show the heat map"><input type="checkbox" aria-label="heat map of {name}">
-<span class="stack">{_picture(small, f"{name} as it came")}
-{_picture(hot, f"heat map of {name}", "hot")}
-{_boxes(verdict, shown.picture.shape[0], shown.picture.shape[1])}</span></label>
-<p class="what"><strong class="mark {kind.lower()}"><span aria-hidden="true">{SIGNS[kind]}</span> {kind}</strong>
-<span class="score">{verdict.score:.4g}</span> <span class="count">{places}</span></p>
-<p class="name" title="{name}">{name}</p>
-{_beside(shown)}</li>
-"""
-
-
-def scale(threshold: float) -> str:
-    """The colours of all heat maps as a bar with the scores at its ends and middle."""
-    low, high = ends(threshold)
-    level = levels(np.linspace(low, high, LARGEST, dtype=np.float32)[None].repeat(14, axis=0), threshold)
-    bar = _data(blend(np.full((14, LARGEST, 3), 128, np.uint8), level), ".png")
-    return (
-        f'<figure class="scale"><img src="{bar}" alt="from cool to warm colours" width="{LARGEST}" height="14">'
-        f"<figcaption><span>{low:.3g}</span><span>review {threshold:.3g}</span><span>{high:.3g}</span></figcaption>"
-        "</figure>"
+def entry(image: InspectedImage) -> Markup:
+    """The list item of one image."""
+    verdict, (height, width) = image.verdict, image.picture.shape[:2]
+    small, region = thumbnail(image.picture, LARGEST), worst_region(verdict)
+    place = (slice(None), slice(None)) if region is None else surroundings(region, height, width)
+    return render(
+        "entry.html",
+        verdict=verdict,
+        rank=RANKS[verdict.verdict],
+        width=width,
+        height=height,
+        plain=_picture(small),
+        heat=None if image.heat is None else _picture(overlay(small, image.heat, verdict.review)),
+        boxes=[_box(region, image) for region in verdict.regions],
+        peak=0.0 if region is None else region.peak,
+        worst=None if region is None else _picture(thumbnail(image.picture[place], CLOSE)),
+        nearest=None if image.nearest is None else _picture(thumbnail(image.nearest[place], CLOSE)),
     )
 
 
-def thumbnail(picture: UInt8[Pixels, "h w 3"], largest: int) -> Pixels:
-    """The longer side becomes `largest`, of a small picture too: so that all entries are equally large."""
-    height, width = picture.shape[:2]
-    factor = largest / max(height, width)
-    size = (max(1, round(width * factor)), max(1, round(height * factor)))
-    way = cv2.INTER_AREA if factor < 1 else cv2.INTER_LINEAR
-    return np.asarray(cv2.resize(picture, size, interpolation=way), np.uint8)
+def scale(review: float) -> dict[str, object]:
+    """The colours of all heat maps as a bar, and the scores at its ends and middle."""
+    low, high = ends(review)
+    return {"image": _picture(scale_bar(review, LARGEST), "png"), "low": low, "review": review, "high": high}
 
 
 def surroundings(region: Region, height: int, width: int) -> tuple[slice, slice]:
@@ -106,41 +63,17 @@ def _within(middle: float, side: float, length: int) -> slice:
     return slice(start, start + size)
 
 
-def _picture(pixels: Pixels, alt: str, kind: str = "plain") -> str:
-    height, width = pixels.shape[:2]
-    size = f'width="{width}" height="{height}"'
-    return f'<img class="{kind}" src="{_data(pixels)}" alt="{alt}" {size} loading="lazy" decoding="async">'
+def _picture(pixels: Pixels, kind: str = "jpeg") -> dict[str, Any]:
+    """The pixels inside the page, as its templates show them."""
+    settings = [cv2.IMWRITE_JPEG_QUALITY, QUALITY] if kind == "jpeg" else []
+    _, encoded = cv2.imencode(f".{kind}", cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR), settings)
+    source = Markup(f"data:image/{kind};base64,{base64.b64encode(encoded.tobytes()).decode()}")
+    return {"source": source, "width": pixels.shape[1], "height": pixels.shape[0]}
 
 
-def _data(pixels: Pixels, suffix: str = ".jpg") -> str:
-    settings = [cv2.IMWRITE_JPEG_QUALITY, QUALITY] if suffix == ".jpg" else []
-    _, encoded = cv2.imencode(suffix, cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR), settings)
-    kind = "jpeg" if suffix == ".jpg" else "png"
-    return f"data:image/{kind};base64,{base64.b64encode(encoded.tobytes()).decode()}"
-
-
-def _boxes(verdict: Verdict, height: int, width: int) -> str:
-    """Rectangles over the picture in its own pixels, a line outside of each region."""
+def _box(region: Region, image: InspectedImage) -> tuple[str, ...]:
+    """Left, top, width and height of a rectangle around a region, in pixels of the picture."""
+    (top, left, bottom, right), (height, width) = region.box, image.picture.shape[:2]
     gap = MARGIN * max(height, width)
-    drawn = []
-    for one in verdict.regions:
-        top, left, bottom, right = one.box
-        x, y = max(0, left - gap), max(0, top - gap)
-        wide, tall = min(width, right + gap) - x, min(height, bottom + gap) - y
-        drawn.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{tall:.1f}"/>')
-    return f'<svg viewBox="0 0 {width} {height}" preserveAspectRatio="none" aria-hidden="true">{"".join(drawn)}</svg>'
-
-
-def _beside(shown: Shown) -> str:
-    """The worst region next to the good part most like it, as far as they are known."""
-    region, name = worst(shown.verdict), escaped(shown.verdict.image)
-    shots = []
-    if region is not None:
-        rows, columns = surroundings(region, *shown.picture.shape[:2])
-        near = thumbnail(np.ascontiguousarray(shown.picture[rows, columns]), CLOSE)
-        shots.append((_picture(near, f"worst region of {name}"), f"worst region, peak {region.peak:.4g}"))
-    if shown.nearest is not None:
-        near = thumbnail(np.ascontiguousarray(shown.nearest), CLOSE)
-        shots.append((_picture(near, f"good part most similar to {name}"), "most similar good part"))
-    figures = "".join(f"<figure>{image}<figcaption>{said}</figcaption></figure>" for image, said in shots)
-    return f'<div class="beside">{figures}</div>\n' if figures else ""
+    x, y = max(0, left - gap), max(0, top - gap)
+    return tuple(f"{v:.1f}" for v in (x, y, min(width, right + gap) - x, min(height, bottom + gap) - y))

@@ -8,32 +8,18 @@ verdicts.jsonl: one object per line with image, verdict, score, review, fail, mo
 top, left, bottom, right; area; peak). A name is kept exactly; only one that is no Unicode is escaped.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 
+from firm.decision.verdict import Region, Verdict
 from firm.errors import named
-from firm.verdicts import Region, Verdict
 
-COLUMNS = (
-    "image",  # first: a quoted first cell stays whole whatever a spreadsheet takes for the separator
-    "verdict",
-    "score",
-    "review",
-    "fail",
-    "regions",
-    "top",
-    "left",
-    "bottom",
-    "right",
-    "area",
-    "peak",
-    "model",
-    "calibration",
-)
+REGION = ("top", "left", "bottom", "right", "area", "peak")
+# the image first: a quoted first cell stays whole whatever a spreadsheet takes for the separator
+COLUMNS = ("image", "verdict", "score", "review", "fail", "regions", *REGION, "model", "calibration")
 MARK = "\ufeff"
 FORMULA = tuple("=+-@＝＋－＠'")
 
@@ -45,8 +31,8 @@ def csv_head() -> str:
 
 def csv_row(verdict: Verdict) -> str:
     """One image as a line of the table."""
-    found = worst(verdict)
-    place = ("",) * 6 if found is None else (*found.box, found.area, found.peak)
+    region = worst_region(verdict)
+    place = ("",) * len(REGION) if region is None else (*region.box, region.area, region.peak)
     limits = (verdict.score, verdict.review, verdict.fail)
     texts = (harmless(verdict.model), harmless(verdict.calibration))
     return csv_line((harmless(verdict.image), verdict.verdict, *limits, len(verdict.regions), *place, *texts))
@@ -54,36 +40,22 @@ def csv_row(verdict: Verdict) -> str:
 
 def json_line(verdict: Verdict) -> str:
     """One image as an object on a line of its own."""
-    entry = {
-        "image": _unicode(verdict.image),
-        "verdict": verdict.verdict,
-        "score": verdict.score,
-        "review": verdict.review,
-        "fail": verdict.fail,
-        "model": _unicode(verdict.model),
-        "calibration": _unicode(verdict.calibration),
-        "regions": [{"box": list(one.box), "area": one.area, "peak": one.peak} for one in verdict.regions],
+    texts = {
+        name: getattr(verdict, name).encode(errors="backslashreplace").decode()
+        for name in ("image", "model", "calibration")
     }
-    return json.dumps(entry, allow_nan=False) + "\n"
+    return json.dumps(asdict(verdict) | texts, allow_nan=False) + "\n"
 
 
-def worst(verdict: Verdict) -> Region | None:
+def worst_region(verdict: Verdict) -> Region | None:
     """The region with the highest peak; of equal ones the first."""
-    return max(verdict.regions, key=lambda one: one.peak, default=None)
+    return max(verdict.regions, key=lambda region: region.peak, default=None)
 
 
 def harmless(text: str) -> str:
     """A text no spreadsheet computes: printable, with an apostrophe before what could begin a formula."""
     shown = named(text)
     return f"'{shown}" if shown.lstrip().startswith(FORMULA) else shown
-
-
-def _unicode(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return named(text)
-    return text
 
 
 def csv_line(cells: Sequence[object]) -> str:

@@ -1,6 +1,4 @@
-"""Learning curves of a table as a picture: one panel per data set, one line per row, the seeds behind it."""
-
-from __future__ import annotations
+"""Learning curves of a table as a picture: one panel per data set, one colour per row, one thin line per seed."""
 
 from pathlib import Path
 
@@ -9,34 +7,42 @@ import matplotlib
 matplotlib.use("Agg")  # a file is written, no window opened
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.axes import Axes
 
-from firm.recipes.tables import Table
-from firm.report.tables import CURVE, SCALE_TITLE, Found, curve_of, found_runs
+from firm.research.experiment import Record
+from firm.research.pages import CURVE, curve_of
+from firm.research.tables import Table, stored_runs
 
 
 def draw_curves(table: Table, scale: str, seeds: list[int], folder: Path, path: Path) -> None:
-    """Write the AUROC at every probe as a PNG; the title carries the scale."""
-    figure, axes = plt.subplots(1, len(table.data), figsize=(3.6 * len(table.data), 3.2), squeeze=False)
-    for place, data in zip(axes[0], table.data, strict=True):
-        _panel(place, data, found_runs(table, data, scale, seeds, folder))
-    axes[0][0].set_ylabel(f"AUROC %, {CURVE}")
-    axes[0][0].legend(fontsize=7)
-    figure.suptitle(f"{table.title}: {SCALE_TITLE[scale]}", fontsize=11)
+    """Write AUROC over the steps of semantic trainings, or over the CPU minutes of those on patches, as a PNG."""
+    semantic = table.protocol == "semantic"
+    figure, axes = plt.subplots(1, len(table.data), figsize=(max(5.5, 3.6 * len(table.data)), 3.4), squeeze=False)
+    for place, (data, rows) in zip(axes[0], stored_runs(table, scale, seeds, folder).items(), strict=True):
+        for number, (row, runs) in enumerate(rows.items()):
+            curves = [_steps(run) if semantic else _minutes(run) for run in runs]
+            for x, y in curves:
+                place.plot(x, y, color=f"C{number}", linewidth=0.7, alpha=0.4)
+            if curves:
+                x, y = (np.mean(values, axis=0) for values in zip(*curves, strict=True))
+                place.plot(x, y, color=f"C{number}", marker=None if semantic else "o", markersize=3, label=row)
+        place.set_title(data, fontsize=9)
+        place.set_xlabel("steps" if semantic else "CPU minutes of training, one thread", fontsize=8)
+        place.tick_params(labelsize=7)
+        place.grid(alpha=0.3)
+    axes[0][0].set_ylabel(f"AUROC %, {CURVE}" if semantic else "image AUROC %", fontsize=8)
+    if axes[0][0].get_legend_handles_labels()[0]:
+        axes[0][0].legend(fontsize=7)
+    figure.suptitle(f"{table.title}, scale `{scale}`", fontsize=11)
     figure.tight_layout()
     figure.savefig(path, dpi=100)
     plt.close(figure)
 
 
-def _panel(place: Axes, data: str, found: Found) -> None:
-    for number, (name, runs) in enumerate(found.items()):
-        if not runs:
-            continue
-        steps = [probe["step"] for probe in runs[0]["probes"]]
-        curves = 100 * np.array([curve_of(run) for run in runs])  # seeds, probes
-        place.plot(steps, curves.T, color=f"C{number}", linewidth=0.7, alpha=0.4)
-        place.plot(steps, curves.mean(axis=0), color=f"C{number}", linewidth=2, label=name)
-    place.set_title(data, fontsize=9)
-    place.set_xlabel("steps", fontsize=8)
-    place.tick_params(labelsize=7)
-    place.grid(alpha=0.3)
+def _steps(run: Record) -> tuple[list[float], list[float]]:
+    return [probe["step"] for probe in run["probes"]], [100 * value for value in curve_of(run)]
+
+
+def _minutes(run: Record) -> tuple[list[float], list[float]]:
+    last = next(iter(run["final"].values()))["overall"]["auroc"]["value"]
+    minutes = [probe["seconds"] / 60 for probe in run["probes"]] + [run["training_seconds"] / 60]
+    return minutes, [100 * probe["auroc"] for probe in run["probes"]] + [100 * last]

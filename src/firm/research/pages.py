@@ -1,195 +1,316 @@
-"""Stored results -> a Markdown page: our numbers with their scale, the paper's, and where its order holds."""
-
-from __future__ import annotations
+"""Records -> a Markdown page: our numbers with their scale and origin, and the paper's beside them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from importlib import resources
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from firm.bench import results
-from firm.metrics import aulc, mean_std
-from firm.recipes.tables import Table, experiment
+from firm.metrics.image import aulc, mean_std
+from firm.research.experiment import Record
+from firm.research.runner import code_digest
+from firm.research.tables import TABLES, Table, stored_runs
 
-Result = dict[str, Any]
-Found = dict[str, list[Result]]  # row -> its runs, one per seed
-SCALE_NOTE = {
+Runs = list[Record]  # of one row, one per seed
+SCALES = {
     "smoke": "**Smoke test, not a result**: it shows that the command runs.",
-    "short": "**Reduced scale**, far from the paper's protocol; compare rows with each other, not with the paper.",
-    "paper": "The paper's protocol.",
+    "short": "**Reduced scale**, far from the paper's protocol: compare rows with each other, not with the paper.",
 }
-SCALE_TITLE = {"smoke": "smoke test, not a result", "short": "reduced scale", "paper": "the paper's protocol"}
+FULL = "Our recipe at its full length; nothing of it is the paper's protocol."
 CURVE = "s_con k=1"
-LAST = ("s_con k=1", "s_con k=5", "s_shift k=1", "s_shift k=5", "s_ens k=1", "s_ens k=5", "s_proto", "kde")
+SCORES = ("s_con k=1", "s_con k=5", "s_shift k=1", "s_shift k=5", "s_ens k=1", "s_ens k=5", "s_proto", "kde")
+FITTED = "+ unadapted"  # the variant of an adaptor that a fit scores with
+NOT_TRAINED = ("pixels", "backbone")  # features
 
 
-def report(
-    tables: Mapping[str, Table], scale: str, seeds: list[int], folder: Path, pictures: Mapping[str, str] | None = None
+def page(
+    names: Sequence[str], scale: str, seeds: list[int], folder: Path, *, command: str, pictures: Mapping[str, str]
 ) -> str:
-    """A page with every table: what was run, what came out, and where the paper's order holds.
-
-    `pictures` names the file with each table's learning curves, beside the page.
-    """
-    command = f"firm bench {' '.join(tables)} --scale {scale} --seeds {len(seeds)} --threads 1 --out PAGE"
-    parts = ["# Semantic benchmarks", SCALE_NOTE[scale], f"Written by `{command}`.", _legend()]
-    for name, table in tables.items():
-        title, *rest = _section(table, scale, seeds, folder)
-        picture = [f"![learning curves]({pictures[name]})"] if pictures else []
-        parts += [title, *picture, *rest]
-    return "\n\n".join(parts) + "\n"
-
-
-def _legend() -> str:
-    return (
-        "AUROC in %: mean ± sample deviation over seeds, in brackets the mean 95 % bootstrap interval over the test "
-        "images. `last` is the end of training; `best` is the best probe of s_con k=1, *chosen on the test set* and "
-        "therefore optimistic; AULC is the mean of that learning curve. Compactness, margin and outlier spread are "
-        "cosines of the last logged training batch. The paper's numbers are s_con with the k given, most probably of "
-        "the best checkpoint on the test set. CPU seconds are of the whole run, scoring included."
-    )
+    """A page with these tables; `command` wrote it, and `pictures` are files beside it."""
+    records = {name: stored_runs(TABLES[name], scale, seeds, folder) for name in names}
+    parts = [
+        f"# {'; '.join(TABLES[name].title for name in names)}",
+        f"Written by `{command}`; without `--only-report` it makes the missing runs first.",
+    ]
+    parts += [_stored("legends")[protocol] for protocol in dict.fromkeys(TABLES[name].protocol for name in names)]
+    for name, by_data in records.items():
+        table = TABLES[name]
+        note = table.at_paper_scale if scale == "paper" else FULL if table.full and scale != "smoke" else SCALES[scale]
+        parts += [f"## {table.title}", note, f"![{table.title}]({pictures[name]})" if name in pictures else ""]
+        parts += SECTIONS[table.protocol](table, by_data)
+    rows = [runs for by_data in records.values() for rows in by_data.values() for runs in rows.values() if runs]
+    outdated = sum(map(_outdated, rows))
+    parts.append(f"† {outdated} of {len(rows)} rows hold runs made by other code than today's." if outdated else "")
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _section(table: Table, scale: str, seeds: list[int], folder: Path) -> list[str]:
-    found = {data: found_runs(table, data, scale, seeds, folder) for data in table.data}
-    runs = [run for rows in found.values() for some in rows.values() for run in some]
-    head = [f"## {table.title}"]
-    if runs:
-        head.append(_setting(table, runs[0], seeds))
-    return [*head, *(_block(data, rows) for data, rows in found.items()), *_summary(found)]
+def _outdated(runs: Runs) -> bool:
+    return any(run["code"] != code_digest() for run in runs)
 
 
-def found_runs(table: Table, data: str, scale: str, seeds: list[int], folder: Path) -> Found:
-    """The stored runs of one data set, row by row."""
-    plans = {name: [experiment(data, changes, scale, seed) for seed in seeds] for name, changes in table.rows.items()}
-    return {name: [one for one in results(folder, todo) if one is not None] for name, todo in plans.items()}
+def _label(name: str, runs: Runs) -> str:
+    """The row's name, marked where a training collapsed and where other code made it."""
+    collapsed = any((run.get("diagnostics") or {}).get("collapsed") for run in runs)
+    return name + " (collapsed)" * collapsed + " †" * _outdated(runs)
 
 
-def _setting(table: Table, one: Result, seeds: list[int]) -> str:
-    """What all rows share; what the rows vary is left to their names."""
-    varied = {path for changes in table.rows.values() for path in changes}
-    encoder, training, origin = one["recipe"]["encoder"], one["recipe"]["training"], one["origin"]
-    hidden = encoder["head"]["hidden"]
-    shared = {
-        "encoder.width": f"ResNet-18 of width {encoder['width']}, stem {encoder['stem']}",
-        "encoder.head.hidden": f"head {len(hidden)} x {hidden[0]} + {encoder['head']['out']}",
-        "training.batch": f"batch {training['batch']}",
-        "training.lr": f"lr {training['lr']}",
-        "training.temperature": f"temperature {training['temperature']}",
-        "training.layout": f"layout {training['layout']}",
-    }
-    said = ", ".join(text for path, text in shared.items() if path not in varied)
-    balance = ", half of them anomalous" if one["test_images"] < 10000 else ""
-    return (
-        f"{said}; {one['test_images']} test images{balance}; seeds {', '.join(map(str, seeds))}, each with the same "
-        f"initial weights, batches and views in every row where they can be the same. torch {origin['torch']}, "
-        f"{origin['machine']}, {origin['device']}, {origin['threads']} thread(s)."
-    )
-
-
-def _block(data: str, found: Found) -> str:
-    head = ["row", "runs", "epochs", "steps", *(f"last {name}" for name in LAST), "best", "AULC"]
+def _semantic(table: Table, by_data: dict[str, dict[str, Runs]]) -> list[str]:
+    runs = [run for rows in by_data.values() for runs in rows.values() for run in runs]
+    parts = [_shared_settings(table, runs[0]) if runs else ""]
+    head = ["row", "runs", "epochs", "steps", *(f"last {name}" for name in SCORES), "best", "AULC"]
     head += ["compactness", "margin", "outlier spread", "CPU s", "paper"]
-    lines = [f"### {data}", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for name, runs in found.items():
-        cells = _line(data, name, runs) if runs else [name, "0", *["-"] * (len(head) - 2)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, *_orders(data, found), *_paired(found)])
+    for data, rows in by_data.items():
+        k, paper = _stored("published")["k"].get(data.partition(":")[0], 1), published(table, data)
+        lines = []
+        for name, runs in rows.items():
+            cells = _class_cells(runs) if runs else ["0", *["-"] * (len(head) - 3)]
+            lines.append([_label(name, runs), *cells, f"{paper[name]:.1f} (k={k})" if name in paper else "-"])
+        less = {"last": _minus(rows, lambda run: float(run["final"][CURVE]["value"])), "AULC": _minus(rows, _aulc)}
+        below = [f"FIRM minus each row seed by seed, {name}: {text}" if text else "" for name, text in less.items()]
+        parts += [f"### {data}", _markdown(head, lines), _agreement(rows, k, paper), *below]
+    return parts
 
 
-def _line(data: str, name: str, runs: list[Result]) -> list[str]:
-    collapsed = " (collapsed)" if any(run["diagnostics"] and run["diagnostics"]["collapsed"] for run in runs) else ""
+def _shared_settings(table: Table, run: Record) -> str:
+    """What all rows share; what they vary is left to their names."""
+    varied = {path for row in table.rows.values() for path in row.changes}
+    encoder, training = run["recipe"]["encoder"], run["recipe"]["training"]
+    head = encoder["head"]
+    settings = {
+        "encoder.width": f"ResNet-18 of width {encoder['width']}, stem {encoder['stem']}",
+        "encoder.head.hidden": f"head {len(head['hidden'])} x {head['hidden'][0]} + {head['out']}",
+        **{f"training.{name}": f"{name} {training[name]}" for name in ("batch", "lr", "temperature", "layout")},
+    }
+    shared = ", ".join(text for path, text in settings.items() if path not in varied)
+    return f"{shared}; {run['test_images']} test images. Rows share initial weights, batches and views. {_machine(run)}"
+
+
+def _class_cells(runs: Runs) -> list[str]:
+    logged = [run["diagnostics"] for run in runs if run["diagnostics"]]
+    whole = [run["seconds"] for run in runs if not run["resumed"]]  # a resumed run counts only its last part
     return [
-        name + collapsed,
         str(len(runs)),
         str(runs[0]["recipe"]["training"]["epochs"]),
         str(runs[0]["steps"]),
-        *[_interval([run["final"][score] for run in runs]) for score in LAST],
+        *[_interval([run["final"][score] for run in runs]) for score in SCORES],
         _spread([max(curve_of(run)) for run in runs]),
-        _spread([aulc(curve_of(run)) for run in runs]),
-        *[_plain(runs, key) for key in ("compactness", "margin", "outlier_spread")],
-        _seconds(runs),
-        _published_cell(data, name),
+        _spread([_aulc(run) for run in runs]),
+        *[_mean([line[name] for line in logged], ".2f") for name in ("compactness", "margin", "outlier_spread")],
+        _mean(whole, ".0f"),
     ]
 
 
-def _orders(data: str, found: Found) -> list[str]:
-    """The rows by rising AUROC, here and in the paper, and how many pairs stand in the same order."""
-    k, numbers = published(data)
-    rows = {name: runs for name, runs in found.items() if runs and name in numbers}
-    if len(rows) < 2:
-        return []
-    paper = {name: numbers[name] for name in rows}
-    last = {name: mean_std([run["final"][f"s_con k={k}"]["value"] for run in runs])[0] for name, runs in rows.items()}
-    area = {name: mean_std([aulc(curve_of(run)) for run in runs])[0] for name, runs in rows.items()}
-    return [
-        "",
-        f"Rising AUROC in the paper (k={k}): {_rising(paper)}. "
-        f"Here by last: {_rising(last)} ({_agreement(last, paper)}); "
-        f"by AULC: {_rising(area)} ({_agreement(area, paper)}).",
-    ]
-
-
-def _agreement(ours: dict[str, float], paper: dict[str, float]) -> str:
-    pairs = list(combinations(paper, 2))
+def _agreement(rows: dict[str, Runs], k: int, paper: dict[str, float]) -> str:
+    """How many pairs of rows stand in the paper's order."""
+    ours = {
+        name: mean_std([run["final"][f"s_con k={k}"]["value"] for run in runs])[0]
+        for name, runs in rows.items()
+        if runs and name in paper
+    }
+    pairs = list(combinations(ours, 2))
     same = sum((ours[a] - ours[b]) * (paper[a] - paper[b]) > 0 for a, b in pairs)
-    return f"{same} of {len(pairs)} pairs as in the paper"
+    return f"By last s_con k={k}, {same} of {len(pairs)} pairs of rows stand in the paper's order." if pairs else ""
 
 
-def _paired(found: Found) -> list[str]:
-    """Differences to FIRM seed by seed: the seeds share weights, batches and views, so chance cancels."""
-    parts = []
-    reference = {run["seed"]: run for run in found.get("firm", [])}
-    for name, runs in found.items():
-        both = [(reference[run["seed"]], run) for run in runs if name != "firm" and run["seed"] in reference]
-        if both:
-            last = [firm["final"][CURVE]["value"] - other["final"][CURVE]["value"] for firm, other in both]
-            area = [aulc(curve_of(firm)) - aulc(curve_of(other)) for firm, other in both]
-            parts.append(f"FIRM less {name}: last {_signed(last)}, AULC {_signed(area)}")
-    return ["", "; ".join(parts) + "."] if parts else []
-
-
-def _summary(found: dict[str, Found]) -> list[str]:
-    """On how many data sets FIRM's mean lies above each other row's."""
-    lines = []
-    for name in next(iter(found.values())):
-        both = [rows for rows in found.values() if name != "firm" and rows.get("firm") and rows[name]]
-        if both:
-            last = sum(_mean_last(rows["firm"]) > _mean_last(rows[name]) for rows in both)
-            area = sum(_mean_area(rows["firm"]) > _mean_area(rows[name]) for rows in both)
-            lines.append(f"- FIRM above {name}: by last {CURVE} on {last}, by AULC on {area} of {len(both)} data sets.")
-    return ["### Over all data sets of this table\n\n" + "\n".join(lines)] if lines else []
-
-
-def published(data: str) -> tuple[int, dict[str, float]]:
-    """The paper's k and AUROC per row for this data set; empty where it prints none."""
-    text = resources.files("firm.recipes").joinpath("published.json").read_text()
-    content = json.loads(text)
-    return content["k"].get(data.partition(":")[0], 1), content["per_class"].get(data, {})
-
-
-def _published_cell(data: str, name: str) -> str:
-    k, numbers = published(data)
-    return f"{numbers[name]:.1f} (k={k})" if name in numbers else "-"
-
-
-def curve_of(run: Result) -> list[float]:
-    """The learning curve of a run: AUROC at every probe."""
+def curve_of(run: Record) -> list[float]:
+    """The learning curve of a semantic run: AUROC at every probe."""
     return [probe[CURVE]["value"] for probe in run["probes"]]
 
 
-def _mean_last(runs: list[Result]) -> float:
-    return mean_std([run["final"][CURVE]["value"] for run in runs])[0]
+def _aulc(run: Record) -> float:
+    return aulc(curve_of(run))
 
 
-def _mean_area(runs: list[Result]) -> float:
-    return mean_std([aulc(curve_of(run)) for run in runs])[0]
+def _minus(rows: dict[str, Runs], value: Callable[[Record], float]) -> str:
+    """FIRM minus each row, seed by seed: seeds share weights, batches and views, so chance cancels.
+
+    A row is compared with the FIRM row of the same suffix if there is one, and a single run of features that are not
+    trained with every seed.
+    """
+    pairs = {}
+    for row, runs in rows.items():
+        name, _, how = row.partition(", ")
+        rival = rows.get(f"firm, {how}" if name != "firm" and f"firm, {how}" in rows else "firm", [])
+        others = {run["experiment"]["seed"]: value(run) for run in runs}
+        if len(runs) == 1 and runs[0]["recipe"]["features"] in NOT_TRAINED:
+            others = dict.fromkeys((run["experiment"]["seed"] for run in rival), value(runs[0]))
+        both = [run for run in rival if row != "firm" and run["experiment"]["seed"] in others]
+        pairs[row] = [value(run) - others[run["experiment"]["seed"]] for run in both]
+    return _differences(pairs)
 
 
-def _interval(values: list[Result]) -> str:
-    low, high = (100 * mean_std([one[side] for one in values])[0] for side in ("low", "high"))
-    return f"{_spread([one['value'] for one in values])} [{low:.1f}, {high:.1f}]"
+def _patches(table: Table, by_data: dict[str, dict[str, Runs]]) -> list[str]:
+    parts = []
+    for data, rows in by_data.items():
+        runs = [run for runs in rows.values() for run in runs]
+        parts += [f"### {data}", *(_product(rows, runs) if runs else ["Not run yet."])]
+        level = "image" if table.published == "mvtec_ablation" else "image / pixel"
+        listed = ", ".join(f"{name} {_slashed(value)}" for name, value in published(table, data).items())
+        parts.append(f"The paper, {level} AUROC at its full scale: {listed}." if listed else "")
+    return parts
+
+
+def _slashed(value: Any) -> str:
+    return " / ".join(
+        "-" if number is None else str(number) for number in (value if isinstance(value, list) else [value])
+    )
+
+
+def _product(rows: dict[str, Runs], runs: Runs) -> list[str]:
+    head = ["row", "seeds", "image AUROC", "pixel AUROC", "AUPRO", "training, CPU min", "remember, CPU s", "images/s"]
+    head += ["whole fit, CPU min", "memory, MB", "synthetic, image", "synthetic, pixel"]
+    if not any("synthetic" in final for run in runs for final in run["final"].values()):
+        head = head[:-2]
+    shown = {(row, way): runs for row, runs in rows.items() for way in (runs[0]["final"] if runs else ())}
+    lines = [
+        [_label(f"{row} {way}".strip(), group), *_patch_cells(way, group)][: len(head)]
+        for (row, way), group in shown.items()
+    ]
+    less, over = _minus(rows, _image), _over_pixels(rows)
+    floor = next(iter(runs[0]["final"].values()))["trivial"]
+    return [
+        _patch_settings((rows.get("firm") or runs)[0]),
+        _markdown(head, lines),
+        *_kinds(shown),
+        f"FIRM minus each row seed by seed, image AUROC ({FITTED} where it is adapted): {less}" if less else "",
+        f"FIRM minus plain pixels under the same preprocessing, image AUROC: {over}" if over else "",
+        f"Trivial baselines: brightness alone {100 * floor['brightness']:.1f}, "
+        f"nearest whole image {100 * floor['neighbour']:.1f}.",
+    ]
+
+
+def _patch_settings(run: Record) -> str:
+    recipe = run["recipe"]
+    tiling, condition, radius = recipe["tiling"], recipe["conditioning"], recipe["memory"]["neighbourhood"]
+    grid = f"patches of {tiling.get('size')} px at stride {tiling.get('stride')}, compared with "
+    grid += "all good patches; " if radius < 0 else f"good patches within {radius} cells; "
+    aligned = "aligned" if condition["align"] else "not aligned"
+    images = f"{run['good_images']} good and {run['test_images']} test images"
+    shown = f"illumination `{condition['illumination']}`, {aligned}"
+    return f"{images}; {shown}; {grid if tiling['kind'] == 'grid' else ''}{_machine(run)}"
+
+
+def _patch_cells(way: str, runs: Runs) -> list[str]:
+    finals = [run["final"][way] for run in runs]
+    located = [final["overall"]["localisation"] for final in finals]
+    synthetic = [final["synthetic"] for final in finals if "synthetic" in final]
+    whole = [run for run in runs if run.get("peak_megabytes") and not run["resumed"]]
+    seconds = [r["prepare_seconds"] + r["training_seconds"] + r["final"][way]["remember_seconds"] for r in whole]
+    return [
+        str(len(runs)),
+        _interval([final["overall"]["auroc"] for final in finals]),
+        *[_interval([measures[m] for measures in located]) if all(located) else "-" for m in ("pixel_auroc", "aupro")],
+        _mean([run["training_seconds"] / 60 for run in runs], ".1f"),
+        _mean([final["remember_seconds"] for final in finals], ".0f"),
+        _mean([final["images_per_second"] for final in finals], ".1f"),
+        _mean([value / 60 for value in seconds], ".1f"),
+        str(max((run["peak_megabytes"] for run in whole), default="-")),
+        *[_mean([100 * measures[m] for measures in synthetic], ".1f") for m in ("auroc", "pixel_auroc")],
+    ]
+
+
+def _kinds(shown: dict[tuple[str, str], Runs]) -> list[str]:
+    """Image and pixel AUROC for every kind of defect, where there are several."""
+    kinds = sorted({kind for (_, way), runs in shown.items() for run in runs for kind in run["final"][way]["kinds"]})
+
+    def cell(measured: list[dict[str, Any]]) -> str:
+        image = _mean([100 * kind["auroc"]["value"] for kind in measured], ".1f")
+        located = [kind["localisation"] for kind in measured]
+        pixel = _mean([100 * measures["pixel_auroc"]["value"] for measures in located if measures], ".1f")
+        return f"{image} / {pixel}" if all(located) else image
+
+    lines = [
+        [f"{row} {way}".strip(), *(cell([run["final"][way]["kinds"][kind] for run in runs]) for kind in kinds)]
+        for (row, way), runs in shown.items()
+    ]
+    return ["Image / pixel AUROC by kind of defect:", _markdown(["row", *kinds], lines)] if len(kinds) > 1 else []
+
+
+def _over_pixels(rows: dict[str, Runs]) -> str:
+    """FIRM minus plain pixels, seed by seed: below zero the training was of no use."""
+    over = {}
+    for row, runs in rows.items():
+        name, _, how = row.partition(", ")
+        plain = rows.get(f"pixels, {how}") or rows.get("pixels", [])
+        for way in runs[0]["final"] if runs and plain and name == "firm" else ():
+            over[f"{row} {way}".strip()] = [_auroc(run["final"][way]) - _image(plain[0]) for run in runs]
+    return _differences(over)
+
+
+def _image(run: Record) -> float:
+    """The image AUROC of what a fit scores with: the adapted features beside the others, else the first variant."""
+    return _auroc(run["final"].get(FITTED) or next(iter(run["final"].values())))
+
+
+def _auroc(final: Record) -> float:
+    return float(final["overall"]["auroc"]["value"])
+
+
+def _guarantees(_table: Table, by_data: dict[str, dict[str, Runs]]) -> list[str]:
+    every = [(row, run) for rows in by_data.values() for row, runs in rows.items() for run in runs]
+    head = ["product", "row", "seed", "good images", "held out (parts)"]
+    for which in ("REVIEW or FAIL", "FAIL"):
+        head += [f"{which}: guaranteed", "95 % bound", "measured"]
+    head += ["drift", "defects caught", "image AUROC"]
+    by_row = {row: [run for name, run in every if name == row] for row, _ in every}
+    lines = [_guarantee_cells(row, run) for row, run in every]
+    return [_markdown(head, lines) if every else "Not run yet.", *(_pooled(row, runs) for row, runs in by_row.items())]
+
+
+def _pooled(row: str, runs: Runs) -> str:
+    """What all runs of a row guaranteed on average, and what was measured."""
+    rates = [run["measured"]["review"] for run in runs]
+    count, of = (sum(rate[name] for rate in rates) for name in ("count", "of"))
+    above = sum(rate["count"] / rate["of"] > run["bound"]["review"] for run, rate in zip(runs, rates, strict=True))
+    return (
+        f"{row}: {len(runs)} calibrations guaranteed at most "
+        f"{_mean([100 * run['guaranteed']['review'] for run in runs], '.1f')} % on average; {100 * count / of:.1f} % "
+        f"({count} of {of}) of the unseen good images did not PASS. {above} of the {len(runs)} lie above their bound."
+    )
+
+
+def _guarantee_cells(row: str, run: Record) -> list[str]:
+    cells = [run["experiment"]["data"], _label(row, [run]), str(run["experiment"]["seed"]), str(run["good_images"])]
+    cells.append(f"{run['calibration']['images']} ({run['calibration']['parts']})")
+    for name in ("review", "fail"):
+        rate = run["measured"][name]
+        share, low, high = (100 * value for value in (rate["count"] / rate["of"], rate["low"], rate["high"]))
+        cells += [f"{100 * run[what][name]:.1f} %" for what in ("guaranteed", "bound")]
+        cells.append(f"{share:.1f} % ({rate['count']} of {rate['of']}; {low:.1f} to {high:.1f})")
+    moved, caught = run["drift"], run["caught"]
+    drift = [f"scores {moved['scores']}"] if moved["scores"] else []
+    drift += [f"{100 * abs(moved['by']):.0f} % {moved['illumination']}"] if moved["illumination"] else []
+    caught_share = f"{100 * caught['share']:.1f} % of {caught['of']}"
+    return [*cells, ", ".join(drift) or "no", caught_share, _interval([run["auroc"]])]
+
+
+SECTIONS = {"semantic": _semantic, "patches": _patches, "guarantees": _guarantees}
+
+
+@cache
+def _stored(name: str) -> dict[str, Any]:
+    return dict(json.loads(resources.files("firm.research").joinpath(f"{name}.json").read_text(encoding="utf-8")))
+
+
+def published(table: Table, data: str) -> dict[str, Any]:
+    """The paper's AUROC in % for each row or method; empty where it prints none."""
+    return dict(_stored("published")[table.published].get(data, {}))
+
+
+def _machine(run: Record) -> str:
+    origin = run["origin"]
+    return f"torch {origin['torch']}, {origin['machine']}, {origin['device']}, {origin['threads']} thread(s)."
+
+
+def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *lines])
+
+
+def _mean(values: Iterable[float | None], digits: str) -> str:
+    known = [value for value in values if value is not None]
+    return f"{mean_std(known)[0]:{digits}}" if known else "-"
 
 
 def _spread(values: list[float]) -> str:
@@ -197,21 +318,16 @@ def _spread(values: list[float]) -> str:
     return f"{100 * mean:.1f} ± {100 * deviation:.1f}" if len(values) > 1 else f"{100 * mean:.1f}"
 
 
-def _rising(values: dict[str, float]) -> str:
-    return " < ".join(sorted(values, key=values.__getitem__))
+def _interval(intervals: list[dict[str, float]]) -> str:
+    low, high = (100 * mean_std([interval[end] for interval in intervals])[0] for end in ("low", "high"))
+    return f"{_spread([interval['value'] for interval in intervals])} [{low:.1f}, {high:.1f}]"
 
 
-def _signed(values: list[float]) -> str:
-    return f"{100 * mean_std(values)[0]:+.1f} ({', '.join(f'{100 * value:+.1f}' for value in values)})"
-
-
-def _seconds(runs: list[Result]) -> str:
-    """Mean CPU time of the runs that were made in one go; a resumed one counted only its last part."""
-    whole = [run["seconds"] for run in runs if not run["resumed"]]
-    return f"{mean_std(whole)[0]:.0f}" if whole else "-"
-
-
-def _plain(runs: list[Result], key: str) -> str:
-    told = [run["diagnostics"] for run in runs if run["diagnostics"]]
-    values = [found[key] for found in told if found[key] is not None]
-    return f"{mean_std(values)[0]:.2f}" if values else "-"
+def _differences(pairs: Mapping[str, list[float]]) -> str:
+    """The mean difference of every row, and that of every seed."""
+    each = [
+        f"{name} {100 * mean_std(values)[0]:+.1f} ({', '.join(f'{100 * value:+.1f}' for value in values)})"
+        for name, values in pairs.items()
+        if values
+    ]
+    return f"{'; '.join(each)}." if each else ""

@@ -1,107 +1,231 @@
-"""One industrial experiment: choose, train with probes over CPU time, and measure what the detector is worth."""
+"""How an experiment is conducted: on classes of a semantic set, on patches of parts, or on what a threshold guarantees.
 
-from __future__ import annotations
+Each protocol goes through the steps of `detector.fit` and returns what it measured as plain JSON.
+"""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from jaxtyping import UInt8
+import torch
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from firm.batching import steps_per_epoch
-from firm.bench import origin
-from firm.choosing import choose
-from firm.data import load
-from firm.detector import Detector
-from firm.embedding import teaching
-from firm.evaluate import evaluation, look
-from firm.holdout import split
-from firm.localisation import pixel_auroc
-from firm.metrics import auroc
-from firm.peak import forget_peak, peak_megabytes
-from firm.preferring import prefer
-from firm.proving import prove
-from firm.recipes.industrial import PatchExperiment
+from firm.data.duplicates import group_by_part
+from firm.data.splits import split_by_part
+from firm.decision.drift import drift, light_drift, one_of_each
+from firm.detector.detector import Detector
+from firm.detector.evaluation import Labelled, evaluate
+from firm.detector.fit import Options, fit, read_good, train
+from firm.detector.prepare import frozen_backbone, prepare
+from firm.detector.remember import network_of, remember
+from firm.detector.self_check import found_scene
+from firm.detector.tune import EXPOSURE, Tuned, choose, choose_features
+from firm.drawn.render import draw_dataset
+from firm.images.preprocess import Preprocessing, brightness, fingerprint, resize
+from firm.metrics.image import Interval, auroc, auroc_interval, rate_of
+from firm.metrics.pixel import pixel_auroc
+from firm.networks.backbone import Backbone
+from firm.networks.heads import Network
+from firm.networks.resnet import ResNet
+from firm.outliers.registry import KINDS, LOCAL, make_outliers, stream_name
 from firm.recipes.recipe import Recipe, change, to_json
-from firm.restoring import network_of
-from firm.runs import CLAIM, Run
-from firm.sisters import sisters
+from firm.research.experiment import Experiment
+from firm.runtime.listener import Listener
+from firm.runtime.platform import peak_megabytes, reset_peak
+from firm.runtime.random import stream
+from firm.scoring.image_scores import SCORINGS, Scoring, fit_scorings, reference_features, score_images, with_k
+from firm.training.batches import steps_per_epoch
+from firm.training.loop import Progress
+from firm.training.runs import Run
 from firm.types import OneClass
 
-Tell = Callable[[str], None]
+Measured = dict[str, Any]
+Protocol = Callable[[Experiment, OneClass, Options, Listener], Measured]
 
-KEPT, PARTS = 0.1, 40  # part of the good images that a proof keeps back, and parts where images share them
-PROVED = 0  # the seed of every proof
+PROBES = {"s_con k=1": SCORINGS["s_con"], "s_con k=5": with_k(SCORINGS["s_con"], 5)}
+FINAL: dict[str, Scoring] = {
+    f"{name} k={k}": with_k(SCORINGS[name], k)
+    for name in ("s_con", "s_con*", "s_shift", "s_shift*", "s_ens", "s_ens*")
+    for k in (1, 5)
+} | {name: SCORINGS[name] for name in ("s_proto", "kde")}
+KEPT_BACK, MIN_PARTS = 0.1, 40  # part of the good images that synthetic defects are measured on, and parts of them
+JUDGED = 0.2  # part of the good images that a guarantee is measured on
+DRAWN = 400  # good parts of a drawn product that a guarantee is measured on: few say little of a rate
+DONORS = 60  # good images that lend their pixels to synthetic defects
+COMMON_SEED = 0  # of what all rows and seeds share: the tuned settings, the images kept back and their defects
+TUNED = ("conditioning", "tiling", "memory", "views", "size", "pretrained", "automatic")  # settings that tuning reads
 
 
-def conduct_patches(
-    experiment: PatchExperiment, work: Path, *, device: str = "cpu", tell: Tell | None = None
-) -> dict[str, Any]:
-    """Train with probes, then evaluate; the work folder makes it resumable.
+def semantic(experiment: Experiment, data: OneClass, options: Options, listener: Listener) -> Measured:
+    """Train on one class with probes, then measure every score of the paper."""
+    prepared = prepare(experiment.recipe, data, torch.arange(len(data.train)), seed=options.seed)
+    subset = balanced_subset(data.anomalous, experiment.test_images)
 
-    Settings are chosen on the good images with the same draw for every row and seed, so that rows differ in nothing
-    else. All good images are learnt from, for no threshold is to be set, unless the experiment asks for a proof.
-    """
-    data = load(experiment.data, side=experiment.side)
-    data, kept = _kept_back(data) if experiment.proof else (data, data.train[:0])
-    forget_peak()
-    settled, choosing = _settled(experiment, data, tell)
-    begun = work.is_dir() and any(path.name != CLAIM for path in work.iterdir())
-    recipe, started = _lasting(experiment, settled, data), time.process_time()
-    task = teaching(recipe, data, seed=experiment.seed, device=device, folder=work)
-    prepared = choosing + time.process_time() - started
-    run = Run(recipe, task, device=device, folder=work)
-    steps = run.task.steps
-    at = {steps * part // experiment.probes for part in range(1, experiment.probes)}
-    for progress in run:
-        if progress.step in at:
-            probe = _probe(run, recipe, data) | {"seconds": round(run.seconds, 1)}
-            run.history.write({"step": progress.step, "probe": probe})
-            if tell is not None:
-                tell(f"step {progress.step} of {steps}: {probe}")
-    recipe = prefer(recipe, network_of(run), run.task, seed=experiment.seed, on_choice=tell)
-    final = {look: _measured(run, change(recipe, changes), data, kept) for look, changes in experiment.looks.items()}
-    lines = [line for line in run.history.lines if "loss" in line]
+    def measure(run: Run, scorings: Mapping[str, Scoring] = PROBES) -> Measured:
+        network = network_of(run)
+        assert isinstance(network, Network)  # whole images are not described by a backbone
+        test, anomalous, preprocessing = data.test[subset], data.anomalous[subset], prepared.task.preprocessing
+        measured = evaluate_scorings(network.encoder, preprocessing, data.train, test, anomalous, scorings)
+        return {name: _rounded(asdict(value)) for name, value in measured.items()}
+
+    run = train(prepared, options, listener=listener, callbacks=[_probing(experiment, measure)])
+    final = measure(run, FINAL)
+    training = _training(run, data)
+    training["probes"].append({"step": run.steps, **{name: final[name] for name in PROBES}})
     return {
-        "data": experiment.data,
-        "row": experiment.row,
-        "seed": experiment.seed,
-        "recipe": to_json(recipe),
-        "steps": steps,
-        "good_images": len(data.train),
-        "test_images": len(data.test),
-        "probes": [{"step": line["step"], **line["probe"]} for line in run.history.lines if "probe" in line],
+        "summary": f"s_con k=1 {100 * final['s_con k=1']['value']:.1f}",
+        "recipe": to_json(experiment.recipe),
+        **training,
+        "test_images": len(subset),
         "final": final,
-        "diagnostics": lines[-1] if lines else None,
-        "prepare_seconds": round(prepared, 1),
-        "training_seconds": round(run.seconds, 1),
-        "peak_megabytes": peak_megabytes(),
-        "resumed": begun or run.resumed_at > 0,  # some of it was there already, so its seconds are not all
-        "origin": origin(device),
     }
 
 
-_choices: dict[tuple[str, int, bool, Recipe], tuple[Recipe, float]] = {}
+def evaluate_scorings(
+    encoder: ResNet,
+    preprocessing: Preprocessing,
+    references: UInt8[Tensor, "n c h w"],
+    test: UInt8[Tensor, "m c h w"],
+    anomalous: Bool[Tensor, " m"],
+    scorings: Mapping[str, Scoring],
+) -> dict[str, Interval]:
+    """AUROC of every scoring from one embedding of the references and one of each view of the test images."""
+    turns = max(scoring.turns for scoring in scorings.values())
+    fitted = fit_scorings(scorings, reference_features(encoder, preprocessing, references, turns))
+    scores = score_images(encoder, preprocessing, test, fitted)
+    return {name: auroc_interval(values, anomalous) for name, values in scores.items()}
 
 
-def _settled(experiment: PatchExperiment, data: OneClass, tell: Tell | None) -> tuple[Recipe, float]:
-    """The recipe with its open settings chosen, and the CPU seconds of it; rows that leave the same open share one."""
-    given = experiment.recipe
-    left_open = ("conditioning", "tiling", "memory", "views", "size", "pretrained", "automatic")
-    asked = replace(Recipe(), **{name: getattr(given, name) for name in left_open})
-    key = (experiment.data, experiment.side, experiment.proof, asked)
-    if key not in _choices:
+def balanced_subset(anomalous: Bool[Tensor, " m"], images: int, *, seed: int = 0) -> Int[Tensor, " k"]:
+    """Indices of a reduced test set, half normal and half anomalous where there are enough; 0 is all of it."""
+    if not images or images >= len(anomalous):
+        return torch.arange(len(anomalous))
+    rng = stream(seed, "test subset")
+    normal, wrong = ((anomalous == label).nonzero().squeeze(1) for label in (False, True))
+    take = min(images // 2, len(normal))
+    chosen = [side[torch.randperm(len(side), generator=rng)] for side in (normal, wrong)]
+    return torch.cat([chosen[0][:take], chosen[1][: images - take]]).sort().values
+
+
+def patches(experiment: Experiment, data: OneClass, options: Options, listener: Listener) -> Measured:
+    """Tune, train with probes over CPU time, and evaluate every variant of scoring.
+
+    Settings are tuned on the good images with one seed for every row, so that rows differ in nothing else. All good
+    images are trained on, for no threshold is to be set, unless some are kept back.
+    """
+    started, kept = time.process_time(), data.train[:0]
+    if experiment.keep_back:
+        data, kept = _keep_back(data, KEPT_BACK, seed=COMMON_SEED, min_parts=MIN_PARTS)
+    reset_peak()
+    parts, backbone = group_by_part(data.name, data.train), frozen_backbone(experiment.recipe, options.device)
+    tuned, saved = _tuned(experiment.recipe, data, parts, backbone, listener)
+    recipe, seed = _lasting(experiment, tuned.recipe, data), options.seed
+    place, masks = options.folder, tuned.masks
+    prepared = prepare(recipe, data, parts, seed=seed, backbone=backbone, masks=masks, folder=place, listener=listener)
+    prepare_seconds = saved + time.process_time() - started
+
+    def detector(run: Run, recipe: Recipe) -> Detector:
+        return Detector.of(remember(recipe, prepared, network_of(run), {}, seed=seed))
+
+    def probe(run: Run) -> Measured:
+        return _probe(detector(run, recipe), data) | {"seconds": round(run.seconds, 1)}
+
+    run = train(prepared, options, listener=listener, callbacks=[_probing(experiment, probe)])
+    recipe = choose_features(prepared, network_of(run), seed=seed, listener=listener)
+    final = {
+        variant: _evaluate(partial(detector, run, change(recipe, changes)), data, kept)
+        for variant, changes in experiment.variants.items()
+    }
+    values = [f"{variant} {100 * value['overall']['auroc']['value']:.1f}".strip() for variant, value in final.items()]
+    return {
+        "summary": ", ".join(values),
+        "recipe": to_json(recipe),
+        **_training(run, data),
+        "final": final,
+        "prepare_seconds": round(prepare_seconds, 1),
+        "training_seconds": round(run.seconds, 1),
+        "peak_megabytes": peak_megabytes(),
+    }
+
+
+def guarantees(experiment: Experiment, data: OneClass, options: Options, listener: Listener) -> Measured:
+    """Fit as a user does, then judge good images the detector never saw: those of the test, or some kept back."""
+    family, _, product = data.name.partition(":")
+    if experiment.keep_back:
+        data, unseen = _keep_back(data, JUDGED, seed=options.seed)
+    elif family == "drawn":
+        unseen = draw_dataset(product, size=experiment.side, train=0, good=DRAWN, bad=0).test
+    else:
+        unseen = data.test[~data.anomalous]
+    detector = Detector.of(fit(read_good(data, experiment.recipe, options), listener))
+    evaluation = evaluate(detector, Labelled(detector.locate(data.test), data.test, data.anomalous, data.truth))
+    by, scores = detector.decides, detector.score(unseen)
+    limits = {"review": by.review, "fail": by.fail}
+    measured = {name: asdict(rate_of(int((scores > at).sum()), len(scores))) for name, at in limits.items()}
+    return {
+        "summary": f"{measured['review']['count']} of {len(scores)} good parts do not PASS, "
+        f"at most {100 * by.reviewed.kept:.1f} % guaranteed",
+        "recipe": to_json(experiment.recipe),
+        "good_images": detector.origin["good_images"],
+        "test_images": len(data.test),
+        "calibration": {"images": by.images, "parts": by.parts},
+        "guaranteed": {"review": by.reviewed.kept, "fail": by.failed.kept},
+        "bound": {name: by.upper_bound(at) for name, at in limits.items()},
+        "measured": measured,
+        "drift": _drift(detector, unseen, scores, group_by_part(data.name, unseen)),
+        "caught": {"share": evaluation.caught, "of": int(data.anomalous.sum())},
+        "auroc": asdict(evaluation.overall.auroc),
+    }
+
+
+PROTOCOLS: dict[str, Protocol] = {"semantic": semantic, "patches": patches, "guarantees": guarantees}
+
+
+def _probing(experiment: Experiment, probe: Callable[[Run], Measured]) -> Callable[[Progress, Run], None]:
+    """Measures at evenly spaced steps before the last; the history keeps it, so a resumed run has every probe."""
+
+    def on_progress(progress: Progress, run: Run) -> None:
+        if progress.step in {progress.steps * part // experiment.probes for part in range(1, experiment.probes)}:
+            run.history.write({"step": progress.step, "probe": probe(run)})
+
+    return on_progress
+
+
+def _training(run: Run, data: OneClass) -> Measured:
+    """What a training leaves beside its network."""
+    logged = [line for line in run.history.lines if "loss" in line]
+    return {
+        "steps": run.steps,
+        "good_images": len(data.train),
+        "test_images": len(data.test),
+        "probes": [{"step": line["step"], **line["probe"]} for line in run.history.lines if "probe" in line],
+        "diagnostics": logged[-1] if logged else None,
+    }
+
+
+_tunings: dict[tuple[str, Recipe], tuple[Tuned, float]] = {}  # with the CPU seconds each took
+
+
+def _tuned(
+    given: Recipe, data: OneClass, parts: Int[Tensor, " n"], backbone: Backbone | None, listener: Listener
+) -> tuple[Tuned, float]:
+    """The recipe with its open settings tuned, and CPU seconds saved: rows that leave the same open share a tuning."""
+    asked = replace(Recipe(), **{name: getattr(given, name) for name in TUNED})
+    key, saved = (fingerprint(data.train), asked), 0.0
+    if key in _tunings:
+        tuned, saved = _tunings[key]
+    else:
         started = time.process_time()
-        _choices[key] = choose(asked, data, seed=0, on_choice=tell), time.process_time() - started
-    found, seconds = _choices[key]
-    chosen = {name: getattr(found, name) for name in left_open if name != "size"}
-    return replace(given, **chosen), seconds
+        tuned = choose(asked, data, parts, seed=COMMON_SEED, backbone=backbone, listener=listener)
+        _tunings[key] = tuned, time.process_time() - started
+    settings = {name: getattr(tuned.recipe, name) for name in TUNED if name != "size"}
+    return Tuned(replace(given, **settings), tuned.masks), saved
 
 
-def _lasting(experiment: PatchExperiment, recipe: Recipe, data: OneClass) -> Recipe:
+def _lasting(experiment: Experiment, recipe: Recipe, data: OneClass) -> Recipe:
     """The recipe with as many epochs as come nearest to the steps asked for."""
     if not experiment.steps:
         return recipe
@@ -109,53 +233,81 @@ def _lasting(experiment: PatchExperiment, recipe: Recipe, data: OneClass) -> Rec
     return change(recipe, {"training.epochs": max(1, round(experiment.steps / epoch))})
 
 
-def _detector(run: Run, recipe: Recipe, data: OneClass) -> Detector:
-    return Detector.remember(recipe, run, data, {}, seed=run.task.seed)
-
-
-def _probe(run: Run, recipe: Recipe, data: OneClass) -> dict[str, float]:
-    """A quick look without intervals."""
-    found = look(_detector(run, recipe, data), data.test)
-    values = {"auroc": auroc(found.scores, data.anomalous)}
-    if data.truth is not None and found.maps.numel() and bool(data.truth.masks.any()):
+def _probe(detector: Detector, data: OneClass) -> Measured:
+    """Image and pixel AUROC without intervals."""
+    located = detector.locate(data.test)
+    values = {"auroc": auroc(located.scores, data.anomalous)}
+    if data.truth is not None and located.maps.numel() and bool(data.truth.masks.any()):
         known = data.truth.known
-        values["pixel_auroc"] = pixel_auroc(found.maps[known], data.truth.masks[known])
-    return {name: round(value, 5) for name, value in values.items()}
+        values["pixel_auroc"] = pixel_auroc(located.maps[known], data.truth.masks[known])
+    return dict(_rounded(values))
 
 
-def _measured(run: Run, recipe: Recipe, data: OneClass, kept: UInt8[Tensor, "n c h w"]) -> dict[str, Any]:
-    started = time.process_time()
-    detector = _detector(run, recipe, data)
-    remembered = time.process_time()
-    found = look(detector, data.test)
-    scored = time.process_time()
-    measured: dict[str, Any] = asdict(evaluation(detector, found, data.test, data.anomalous, data.truth))
+def _evaluate(remembered: Callable[[], Detector], data: OneClass, kept: UInt8[Tensor, "n c h w"]) -> Measured:
+    """All measures of one variant on the test images, and on synthetic defects in the images kept back."""
+    times = [time.process_time()]
+    detector = remembered()
+    times.append(time.process_time())
+    located = detector.locate(data.test)
+    times.append(time.process_time())
+    measured: Measured = asdict(evaluate(detector, Labelled(located, data.test, data.anomalous, data.truth)))
     if len(kept):
-        measured["synthetic"] = asdict(prove(detector, kept, data.train, seed=PROVED))
-    return _rounded(measured) | {
-        "remember_seconds": round(remembered - started, 1),
-        "images_per_second": round(len(data.test) / (scored - remembered), 2),
+        measured["synthetic"] = _synthetic(detector, kept, data.train)
+    return dict(_rounded(measured)) | {
+        "remember_seconds": round(times[1] - times[0], 1),
+        "images_per_second": round(len(data.test) / (times[2] - times[1]), 2),
     }
 
 
-def _kept_back(data: OneClass) -> tuple[OneClass, UInt8[Tensor, "n c h w"]]:
-    """The data without some good parts, and images of those; the same ones for every row and seed."""
-    learn, kept = split(sisters(data.name, data.train), KEPT, seed=PROVED, least=PARTS)
+def _synthetic(detector: Detector, kept: UInt8[Tensor, "n c h w"], learnt: UInt8[Tensor, "m c h w"]) -> Measured:
+    """AUROC of images and pixels on good images with and without defects of every kind, in varied brightness."""
+    model, side = detector.model, detector.model.preprocessing.size
+    images, donors = resize(kept, side), resize(learnt[:DONORS], side)
+    scene = found_scene(images, donors, detector.recipe.conditioning.foreground, model.ignored)
+    plain = model.locate(_exposed(images, "good"))
+    defective, nowhere = torch.arange(2 * len(images)) >= len(images), torch.zeros(plain.maps.shape, dtype=torch.bool)
+    kinds = {}
+    for kind in KINDS:
+        made = make_outliers(LOCAL[kind], images, rng=stream(COMMON_SEED, "proof", stream_name(kind)), scene=scene)
+        assert made.where is not None
+        located = model.locate(_exposed(made.images, stream_name(kind)))
+        of_image = auroc(torch.cat([plain.scores, located.scores]), defective)
+        maps, masks = torch.cat([plain.maps, located.maps]), torch.cat([nowhere, made.where])
+        kinds[kind] = (of_image, pixel_auroc(maps, masks, model.ignored))
+    of_images, of_pixels = (sum(values) / len(values) for values in zip(*kinds.values(), strict=True))
+    return {"good_images": len(images), "auroc": of_images, "pixel_auroc": of_pixels, "kinds": kinds}
+
+
+def _exposed(images: UInt8[Tensor, "n c h w"], kind: str) -> UInt8[Tensor, "n c h w"]:
+    """Brighter or darker by as much as a camera may be."""
+    drawn = torch.rand(len(images), 1, 1, 1, generator=stream(COMMON_SEED, "light", kind))
+    return (images.float() * (1 + EXPOSURE * (2 * drawn - 1))).round().clamp(0, 255).to(torch.uint8)
+
+
+def _keep_back(
+    data: OneClass, share: float, *, seed: int, min_parts: int = 0
+) -> tuple[OneClass, UInt8[Tensor, "n c h w"]]:
+    """The data without some good parts, and the images of those."""
+    learn, kept = split_by_part(group_by_part(data.name, data.train), share, seed=seed, min_parts=min_parts)
     return replace(data, train=data.train[learn]), data.train[kept]
 
 
-def _rounded(found: dict[str, Any]) -> dict[str, Any]:
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: plain(inner) for name, inner in value.items()}
-        if isinstance(value, tuple):
-            return [plain(inner) for inner in value]
-        return round(value, 5) if isinstance(value, float) else value
+def _drift(
+    detector: Detector, images: UInt8[Tensor, "n c h w"], scores: Float[Tensor, " n"], parts: Int[Tensor, " n"]
+) -> Measured:
+    """What an inspection would report of these images as a batch."""
+    by, light = detector.decides, brightness(images, detector.model.ignored)
+    good, usual = (torch.tensor(values, dtype=torch.float64) for values in (by.scores, by.light))
+    known, count = torch.tensor(by.shown), len(images)
+    moved = drift(one_of_each(scores, parts), good, parts=known, images=count)
+    shift = light_drift(one_of_each(light, parts), usual, parts=known, images=count)
+    return {"scores": moved.direction, "illumination": shift.direction, "by": round(shift.change, 4)}
 
-    return dict(plain(found))
 
-
-def patch_line(result: dict[str, Any]) -> str:
-    """What came out of a run, in a few words."""
-    told = [f"{look} {100 * found['overall']['auroc']['value']:.1f}".strip() for look, found in result["final"].items()]
-    return f"{', '.join(told)}, {result['training_seconds']:.0f} s of training"
+def _rounded(value: Any) -> Any:
+    """Five digits of every number in nested JSON."""
+    if isinstance(value, dict):
+        return {name: _rounded(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(inner) for inner in value]
+    return round(value, 5) if isinstance(value, float) else value

@@ -1,166 +1,139 @@
-"""Plan -> missing runs -> results: resumable, shareable between processes, one JSON file per run.
+"""Plan -> missing runs -> records: resumable, shared by several processes, one JSON file per run.
 
-A result file is named by what decided it, so a run that exists is never made twice, a table finds its runs,
-and several processes can work through one plan: each run is claimed by a file lock that dies with its owner.
+A record holds what was asked (`experiment`), what came out, and where it comes from: the digests of the images, of the
+exposure pool and of the modules that decide a number, the versions and the machine. Each run is locked by one process,
+and the lock ends with it.
 """
 
-from __future__ import annotations
-
+import ast
 import hashlib
 import json
 import os
 import platform
+import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+import numpy as np
 import torch
 
 import firm
-from firm.data import load
-from firm.encoder import Network
-from firm.evaluate import balanced_subset, evaluate
-from firm.fitting import task_of
-from firm.recipes.experiment import Experiment
-from firm.recipes.recipe import from_json, to_json
-from firm.restoring import network_of
-from firm.runs import Run, claim, discard
-from firm.scores import SCORINGS, Scoring, with_k
-from firm.storage import write_atomically
-from firm.types import FirmError, OneClass
+from firm.data.registry import data_root, load
+from firm.detector.fit import Options
+from firm.errors import DataError, ImageError, ModelFileError
+from firm.images.preprocess import fingerprint
+from firm.outliers.whole_images import Exposure, open_pool
+from firm.research.experiment import Experiment, Record, read_record, record_path
+from firm.research.protocols import PROTOCOLS
+from firm.runtime.files import folder_lock, write_atomically
+from firm.runtime.listener import SILENT, Listener
 
-PROBES = {"s_con k=1": SCORINGS["s_con"], "s_con k=5": with_k(SCORINGS["s_con"], 5)}
-FINAL: dict[str, Scoring] = {
-    f"{name} k={k}": with_k(SCORINGS[name], k)
-    for name in ("s_con", "s_con*", "s_shift", "s_shift*", "s_ens", "s_ens*")
-    for k in (1, 5)
-} | {name: SCORINGS[name] for name in ("s_proto", "kde")}
-
-
-class Named(Protocol):
-    """Anything with a name that says what decides it."""
-
-    @property
-    def name(self) -> str: ...
-
-
-def result_path(folder: Path, experiment: Named) -> Path:
-    return folder / f"{experiment.name}.json"
-
-
-def results(folder: Path, plan: list[Experiment]) -> list[dict[str, Any] | None]:
-    """The stored result of each experiment, None where it is missing."""
-    return [_stored(result_path(folder, experiment), experiment) for experiment in plan]
-
-
-def _stored(path: Path, experiment: Experiment) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
-    result: dict[str, Any] = json.loads(path.read_text())
-    if replace(from_json(result["recipe"]), score=experiment.recipe.score) != experiment.recipe:
-        raise FirmError(f"{path} was made with other settings than its name says; remove it and run again")
-    return result
+MISSING = (DataError, ImageError, ModelFileError)  # without which one run cannot be made, but others can
+DECIDING = (
+    "types.py", "runtime/random.py", "images", "drawn", "data", "outliers", "views", "networks", "training", "scoring",
+    "metrics", "decision", "recipes", "detector", "research/protocols.py",
+)  # fmt: skip
 
 
 def run_missing(
-    plan: Sequence[Named],
+    plan: Sequence[Experiment],
     folder: Path,
     work: Path,
     *,
     device: str = "cpu",
-    by: Callable[..., dict[str, Any]] | None = None,
-    line: Callable[[dict[str, Any]], str] | None = None,
+    listener: Listener = SILENT,
+    outdated: bool = False,
 ) -> Iterator[str]:
-    """Make every run that has no result and that no other process is making; yields a line about each.
+    """Make every run that has no record and that no other process is making; yields a line about each.
 
-    `by` conducts one experiment and `line` tells of its result; without them the semantic ones.
+    A run whose data or weights are missing is skipped. With `outdated`, runs made by other code are made again.
     """
     for number, experiment in enumerate(plan, 1):
-        path = result_path(folder, experiment)
-        with claim(work / experiment.name) as mine:
-            if path.exists():
+        if _recorded(folder, experiment, outdated):
+            continue
+        name, own = f"{number}/{len(plan)} {experiment.key}", work / experiment.key
+        with folder_lock(own) as mine:
+            if _recorded(folder, experiment, outdated):
                 continue
             if not mine:
-                yield f"{number}/{len(plan)} {experiment.name}: another process is making it"
+                yield f"{name}: another process is making it"
                 continue
-            make: Callable[..., dict[str, Any]] = by or conduct
-            result = make(experiment, work / experiment.name, device=device)
-            write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
-            discard(work / experiment.name)
-        yield f"{number}/{len(plan)} {experiment.name}: {(line or semantic_line)(result)}"
+            try:
+                record = _run(experiment, Options(seed=experiment.seed, device=device, folder=own / "run"), listener)
+            except MISSING as error:
+                yield f"{name}: skipped: {error}"
+                continue
+            write_atomically(record_path(folder, experiment), (json.dumps(record, indent=1) + "\n").encode())
+            shutil.rmtree(own / "run", ignore_errors=True)  # checkpoints and features of what is safe now
+        yield f"{name}: {record['summary']}, {record['seconds']:.0f} s"
 
 
-def semantic_line(result: dict[str, Any]) -> str:
-    """What came out of a semantic run, in a few words."""
-    return f"s_con k=1 {100 * result['final']['s_con k=1']['value']:.1f}, {result['seconds']:.0f} s"
+def _recorded(folder: Path, experiment: Experiment, outdated: bool) -> bool:
+    record = read_record(folder, experiment)
+    return record is not None and not (outdated and record["code"] != code_digest())
 
 
-def conduct(experiment: Experiment, work: Path, *, device: str = "cpu") -> dict[str, Any]:
-    """Train with probes, then score in every way; the work folder makes it resumable."""
-    started = time.process_time()
-    data = load(experiment.data)
-    task = task_of(experiment.recipe, data, seed=experiment.seed)
-    run = Run(experiment.recipe, task, device=device, folder=work)
-    at = {task.steps * part // experiment.probes for part in range(1, experiment.probes)}
-    subset = balanced_subset(data.anomalous, experiment.test_images)
-    for progress in run:
-        if progress.step in at:
-            run.history.write({"step": progress.step, "probe": _measure(run, data, subset, PROBES)})
-    final = _measure(run, data, subset, FINAL)
-    curve = [line["probe"] for line in run.history.lines if "probe" in line]
-    curve.append({name: final[name] for name in PROBES})
-    steps = [line["step"] for line in run.history.lines if "probe" in line] + [task.steps]
+def _run(experiment: Experiment, options: Options, listener: Listener) -> Record:
+    begun, started = options.folder is not None and options.folder.exists(), time.process_time()
+    data = load(experiment.data, side=experiment.side or None)
+    pool = _pool(experiment.recipe.outliers)
+    measured = PROTOCOLS[experiment.protocol](experiment, data, options, listener)
     return {
-        "data": experiment.data,
-        "seed": experiment.seed,
-        "recipe": to_json(experiment.recipe),
-        "steps": task.steps,
-        "test_images": len(subset),
-        "inliers": len(data.train),
-        "probes": [{"step": step, **values} for step, values in zip(steps, curve, strict=True)],
-        "final": final,
-        "diagnostics": next((line for line in reversed(run.history.lines) if "loss" in line), None),  # untrained: none
+        "key": experiment.key,
+        "experiment": experiment.content,
+        "data": {"train": fingerprint(data.train), "test": fingerprint(data.test)},
+        **({"pool": pool} if pool else {}),
+        "code": code_digest(),
+        "origin": origin(options.device),
+        **measured,
         "seconds": round(time.process_time() - started, 1),
-        "resumed": run.resumed_at > 0,
-        "origin": origin(device),
+        "resumed": begun,  # then no time here is that of the whole run
     }
 
 
 def origin(device: str) -> dict[str, Any]:
-    """Where a number comes from."""
+    """The versions and the machine a number comes from."""
     return {
         "firm": firm.__version__,
-        "source": source_digest(),
         "torch": torch.__version__,
+        "numpy": np.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "system": platform.system(),
         "device": device,
         "threads": torch.get_num_threads(),
     }
 
 
+def _pool(outliers: object) -> dict[str, Any]:
+    """The name, size and digest of the exposure pool; empty where none is used."""
+    if not isinstance(outliers, Exposure):
+        return {}
+    pool = open_pool(outliers.path, data_root())
+    sample = pool.take(range(0, len(pool), max(1, len(pool) // 1000)), 32)  # enough to tell pools apart
+    return {"name": outliers.path, "images": len(pool), "digest": fingerprint(sample)}
+
+
 @cache
-def source_digest() -> str:
-    """Names the code that made a result: a digest over the package's own files."""
-    package = Path(firm.__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
+def code_digest() -> str:
+    """Names the modules and tables that decide a number by what they say, however it is written."""
+    package, digest = Path(firm.__file__).parent, hashlib.sha256()
+    for place in DECIDING:
+        folder = sorted(path for path in (package / place).glob("*") if path.suffix in (".py", ".json"))
+        for path in folder or [package / place]:
+            text = path.read_text(encoding="utf-8")
+            digest.update(f"# {path.relative_to(package).as_posix()}\n".encode())
+            digest.update((normalised(text) if path.suffix == ".py" else text).encode())
     return digest.hexdigest()[:16]
 
 
-def _measure(run: Run, data: OneClass, subset: torch.Tensor, scorings: dict[str, Scoring]) -> dict[str, Any]:
-    trained = network_of(run)
-    assert isinstance(trained, Network)  # whole images are not described by a backbone
-    measured = evaluate(
-        trained.encoder,
-        run.task.preprocessing,
-        references=data.train,
-        test=data.test[subset],
-        anomalous=data.anomalous[subset],
-        scorings=scorings,
-    )
-    return {name: {key: round(number, 5) for key, number in asdict(value).items()} for name, value in measured.items()}
+def normalised(source: str) -> str:
+    """Source code without comments, docstrings and layout."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+            node.body[0] = ast.Pass()
+    return ast.unparse(tree)

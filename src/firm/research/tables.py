@@ -1,68 +1,123 @@
-"""Tables as values: rows of recipes x data sets x seeds, at a stated scale."""
+"""Tables as values: rows of recipes x data sets x seeds, at a stated scale. tables.json holds what is in each.
 
-from __future__ import annotations
+firm bench                                        lists the tables
+firm bench objectives --scale short --seeds 2     makes the missing runs of one and prints its page
+"""
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
 
-from firm.objective import POSITIVES
-from firm.recipes.experiment import Experiment
-from firm.recipes.presets import FAST, PAPER
+from firm.errors import SettingError
+from firm.recipes.presets import FAST, PAPER, PRESETS
 from firm.recipes.recipe import change
-from firm.types import FirmError
+from firm.research.experiment import PLAIN, Changes, Experiment, Record, read_record
 
-# epochs of a reduced training: each costs minutes on one core, and CIFAR-10 is learnt more slowly
-EPOCHS = {"smoke": {}, "short": {"fashion-mnist": 1, "cifar10": 2}}
-TEST_IMAGES = {"smoke": 200, "short": 2000}
 SCALES = ("smoke", "short", "paper")
+STEPS = {"smoke": 20, "short": 600}  # of a reduced training on patches: 600 are about two CPU minutes
+EPOCHS = {"smoke": {}, "short": {"fashion-mnist": 1, "cifar10": 2}}  # of a reduced semantic training, 1 elsewhere
+TEST_IMAGES = {"smoke": 200, "short": 2000}  # of a reduced semantic test
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One row: what it changes in the table's recipe, and how its training is measured."""
+
+    changes: Changes = field(default_factory=dict)
+    on: dict[str, Changes] = field(default_factory=dict)  # data set -> further changes there
+    preset: str = ""  # instead of the table's
+    variants: dict[str, Changes] = field(default_factory=lambda: dict(PLAIN))  # ways of scoring -> settings
+    without: dict[str, list[str]] = field(default_factory=dict)  # data set -> variants left out there
+    longer: int = 1  # times the usual steps of a scale
+    steps: int = 0  # instead of the scale's, and with as many probes
+    probes: int = 1
+    keep_back: bool = False
+    why: str = ""  # for readers of the file
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """What is compared, on what; the scale decides how long each training is."""
+    """What is compared, on which data, and what `--scale paper` makes of it."""
 
     title: str
-    rows: dict[str, dict[str, object]]  # name -> changes to the base recipe
-    data: tuple[str, ...]
+    rows: dict[str, Row]
+    data: list[str]
+    protocol: str = "patches"
+    preset: str = "paper"
+    changes: Changes = field(default_factory=dict)  # in the preset, for all rows
+    full: bool = False  # minutes as it is: only a smoke test is shorter
+    reduced: Changes = field(default_factory=dict)  # below the paper's scale
+    at_paper_scale: str = "Our recipe at its full length, not the paper's protocol."
+    published: str = "mvtec"  # the part of published.json that stands beside it
+    why: str = ""  # for readers of the file
 
 
-OBJECTIVES = Table(
-    title="The four objectives",
-    rows={name: {"positives": name} for name in POSITIVES},
-    data=("fashion-mnist:sandal", "fashion-mnist:shirt", "cifar10:bird", "cifar10:cat", "cifar10:dog"),
-)
-EXPOSURE = Table(
-    title="FIRM with rotations and with Outlier Exposure",
-    rows={"firm": {}, "firm + OE": {"outliers": "exposure"}},
-    data=("cifar10:bird", "cifar10:dog"),
-)
-SHORT_BUDGET = Table(
-    title="Head and learning rate on a short budget",
-    rows={
-        f"{layers} hidden, lr {lr}": {"encoder.head.hidden": (512,) * layers, "training.lr": lr}
-        for layers in (1, 8)
-        for lr in (0.01, 0.05)
-    },
-    data=("fashion-mnist:sandal",),
-)
-TABLES = {"objectives": OBJECTIVES, "exposure": EXPOSURE, "short-budget": SHORT_BUDGET}
+def _tables() -> dict[str, Table]:
+    content = json.loads(resources.files("firm.research").joinpath("tables.json").read_text(encoding="utf-8"))
+    tables = _extended(content["tables"], content["shared"])
+    rows = {name: {row: Row(**fields) for row, fields in table.pop("rows").items()} for name, table in tables.items()}
+    return {name: Table(rows=rows[name], **fields) for name, fields in tables.items()}
+
+
+def _extended(value: Any, shared: dict[str, Any]) -> Any:
+    """The value with every mapping that names a `base` put on top of the shared mapping of that name."""
+    if not isinstance(value, dict):
+        return value
+    own = {key: _extended(inner, shared) for key, inner in value.items() if key != "base"}
+    return _extended(shared[value["base"]], shared) | own if "base" in value else own
+
+
+TABLES = _tables()
 
 
 def plan(table: Table, scale: str, seeds: list[int]) -> list[Experiment]:
     """The experiments of a table, seed by seed, so that an interrupted plan still compares like with like."""
-    return [
-        experiment(data, changes, scale, seed)
-        for seed in seeds
-        for data in table.data
-        for changes in table.rows.values()
-    ]
+    return [experiment(table, data, row, scale, seed) for seed in seeds for data in table.data for row in table.rows]
 
 
-def experiment(data: str, changes: dict[str, object], scale: str, seed: int) -> Experiment:
-    """One cell at a scale; only `paper` is the paper's protocol, the others are reduced and called so."""
+def experiment(table: Table, data: str, name: str, scale: str, seed: int) -> Experiment:
+    """One cell of a table at a scale."""
     if scale not in SCALES:
-        raise FirmError(f"no scale {scale!r}; use one of {', '.join(SCALES)}")
-    if scale == "paper":
-        return Experiment(data=data, recipe=change(PAPER, changes), seed=seed, probes=200)
-    epochs = EPOCHS[scale].get(data.partition(":")[0], 1)
-    recipe = change(FAST, {"training.epochs": epochs} | changes)
-    return Experiment(data=data, recipe=recipe, seed=seed, probes=10, test_images=TEST_IMAGES[scale])
+        raise SettingError(f"no scale {scale!r}; use one of {', '.join(SCALES)}")
+    row = table.rows[name]
+    changes, steps, probes, paper = row.changes | row.on.get(data, {}), 0, 1, scale == "paper"
+    if table.protocol == "semantic" and paper:
+        recipe = change(PAPER, changes)
+        return Experiment(protocol="semantic", data=data, recipe=recipe, seed=seed, probes=200)
+    if table.protocol == "semantic":
+        recipe = change(FAST, {"training.epochs": EPOCHS[scale].get(data.partition(":")[0], 1)} | changes)
+        images = TEST_IMAGES[scale]
+        return Experiment(protocol="semantic", data=data, recipe=recipe, seed=seed, probes=10, test_images=images)
+    recipe = change(change(PRESETS[row.preset or table.preset], table.changes), changes)
+    if table.full:
+        recipe = change(recipe, {"training.epochs": 1}) if scale == "smoke" and recipe.training.epochs else recipe
+    elif row.steps:
+        steps, probes = row.steps if scale != "smoke" else STEPS["smoke"] // 2, row.probes
+    elif paper:
+        recipe, probes = change(recipe, {"training.epochs": recipe.training.epochs * row.longer}), 10
+    else:
+        recipe = change(recipe, table.reduced)
+        steps = STEPS[scale] * row.longer if recipe.training.epochs else 0
+    return Experiment(
+        protocol=table.protocol,
+        data=data,
+        recipe=recipe,
+        seed=seed,
+        probes=probes,
+        steps=steps,
+        side=128 if data.startswith("drawn:") else 256,
+        variants={way: how for way, how in row.variants.items() if way not in row.without.get(data, ())},
+        keep_back=row.keep_back,
+    )
+
+
+def stored_runs(table: Table, scale: str, seeds: list[int], folder: Path) -> dict[str, dict[str, list[Record]]]:
+    """The records of a table, by data set and row, one for each seed that has run."""
+
+    def runs(data: str, row: str) -> list[Record]:
+        records = [read_record(folder, experiment(table, data, row, scale, seed)) for seed in seeds]
+        return [record for record in records if record is not None]
+
+    return {data: {row: runs(data, row) for row in table.rows} for data in table.data}

@@ -1,10 +1,4 @@
-"""Files that are whole or not there: tensors and a JSON card in one safetensors file, written atomically.
-
-The card says what the tensors are; a digest over both is stored beside them, so a damaged or edited file is
-refused instead of deciding differently.
-"""
-
-from __future__ import annotations
+"""Atomic writes, tensor files with a JSON card and a digest, and a folder lock; on Linux, macOS and Windows."""
 
 import contextlib
 import errno
@@ -12,6 +6,10 @@ import hashlib
 import json
 import os
 import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,36 +18,58 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from firm.errors import named
-from firm.types import FirmError
+from firm.errors import MachineError, ModelFileError, SettingError, named
 
 Card = dict[str, Any]
 
+WINDOWS = os.name == "nt"
+LOCK = "lock"  # the file in a folder that its owner has locked
+NO_SPACE = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG") if hasattr(errno, name)}
+
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace the file in one step: temporary file beside it, fsync, rename. A failure leaves the old one."""
+    """Replace a file: temporary file in the same folder, fsync, rename. A failure leaves the old file."""
     temporary = ""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise FirmError(f"cannot write {named(path)}: {why(error)}; the file that was there is unchanged") from error
+        with writing(path, "the old file is unchanged"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            replace_file(Path(temporary), path)
     finally:
-        with contextlib.suppress(OSError):  # after the rename there is nothing left to remove
+        with contextlib.suppress(OSError):  # already renamed
             os.unlink(temporary)
-    _sync_folder(path.parent)
+    with contextlib.suppress(OSError):  # make the rename durable, where folders can be synced
+        handle = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
-def why(error: OSError) -> str:
-    """What the system says of a failed write, and what to do where that is known."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return f"{error.strerror}; free some space" if full else str(error.strerror)
+def replace_file(source: Path, target: Path) -> None:
+    """Rename over the target; retried on Windows, where another program may have it open."""
+    for pause in (0.01, 0.05, 0.2, 0.8) if WINDOWS else ():
+        try:
+            os.replace(source, target)
+            return
+        except PermissionError:
+            time.sleep(pause)
+    os.replace(source, target)
+
+
+@contextlib.contextmanager
+def writing(path: Path, kept: str) -> Iterator[None]:
+    """Turn a failed write into a MachineError with the file and what is kept."""
+    try:
+        yield
+    except OSError as error:
+        fix = "; free some space" if error.errno in NO_SPACE else ""
+        raise MachineError(f"cannot write {named(path)}: {error.strerror or error}{fix}; {kept}") from error
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], card: Card, *, kind: str, schema: int) -> None:
@@ -60,51 +80,82 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], card: Card, *, kind: st
 
 
 def load_tensors(path: Path, *, kind: str, schema: int) -> tuple[dict[str, Tensor], Card]:
-    """Read a file of the given kind; a future, foreign, damaged or edited one is refused with a sentence."""
+    """Read a file of the given kind; refuses a newer, foreign, damaged or edited one."""
     if not path.is_file():
-        raise FirmError(f"there is no file {path}")
+        raise ModelFileError(f"there is no file {path}")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             text = metadata.get("card", "")
             card = check_card(path, text, kind, schema)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # copies, because Windows cannot replace a mapped file
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise FirmError(f"{path} is not a readable firm file ({error}); copy it again from its source") from error
+        raise ModelFileError(f"{path} is not a readable firm file ({error}); copy it again from its source") from error
     if metadata.get("digest") != digest(tensors, text):
-        raise FirmError(f"{path} was damaged or edited after it was written; copy it again from its source")
+        raise ModelFileError(f"{path} was damaged or edited after it was written; copy it again from its source")
     return tensors, card
 
 
 def check_card(path: Path, text: str, kind: str, schema: int) -> Card:
-    """The card in a text; one of another kind or of the future is refused."""
+    """Parse a card; refuses another kind or a newer version."""
     try:
         card: Card = json.loads(text)
-        found, version = card["kind"], int(card["schema"])
+        written, version = card["kind"], int(card["schema"])
     except (ValueError, KeyError, TypeError) as error:
-        raise FirmError(f"{path} has no firm card; it was not written by firm") from error
-    if found != kind:
-        raise FirmError(f"{path} is a firm {found}, not a {kind}")
+        raise ModelFileError(f"{path} has no firm card; it was not written by firm") from error
+    if written != kind:
+        raise ModelFileError(f"{path} is a firm {written}, not a {kind}")
     if version > schema:
-        raise FirmError(f"{path} has schema {version}, this firm reads up to {schema}; upgrade firm to use it")
+        raise ModelFileError(f"{path} has schema {version}, this firm reads up to {schema}; upgrade firm to use it")
     return card
 
 
 def digest(tensors: dict[str, Tensor], text: str) -> str:
-    """Names tensors and the text beside them by their content."""
-    found = hashlib.sha256(text.encode())
+    """A digest of tensors and a text."""
+    content = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         value = tensors[name].detach().cpu().contiguous()
-        found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        found.update(value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b"")
-    return found.hexdigest()
+        content.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        content.update(value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b"")
+    return content.hexdigest()
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable, where the system lets a folder be synced."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
+def common_folder(paths: Iterable[Path]) -> Path:
+    """The deepest common folder of absolute paths; raises for several Windows drives."""
+    paths = list(paths)
+    try:
+        return Path(os.path.commonpath(paths))
+    except ValueError as error:
+        raise SettingError(f"{', '.join(map(named, paths))} lie on several drives; give those of one drive") from error
+
+
+@contextlib.contextmanager
+def folder_lock(folder: Path, name: str = LOCK) -> Iterator[bool]:
+    """True if this process got the lock of the folder; never waits, and is released even if the process is killed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder / name, os.O_CREAT | os.O_RDWR)
+    try:
+        is_owner = _lock(handle)
         try:
-            os.fsync(handle)
+            yield is_owner
         finally:
-            os.close(handle)
+            if is_owner:
+                _lock(handle, release=True)
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int, *, release: bool = False) -> bool:
+    """Take or release the lock of a file; False if another process has it."""
+    try:
+        fcntl = import_module("fcntl")
+        call = partial(fcntl.flock, handle, fcntl.LOCK_UN if release else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:  # Windows locks bytes of a file
+        msvcrt = import_module("msvcrt")
+        call = partial(msvcrt.locking, handle, msvcrt.LK_UNLCK if release else msvcrt.LK_NBLCK, 1)
+    try:
+        call()
+    except (BlockingIOError, PermissionError):
+        return False
+    return True

@@ -1,10 +1,7 @@
-"""Randomness by name: every draw comes from a stream named after its purpose and its place in the run.
+"""Named random streams: a stream depends on the seed and its names only.
 
-A stream depends on the seed and its names only, so adding a draw shifts no other, and a resumed run
-needs no saved generator state: step 700 draws the same numbers whether or not step 699 ran in this process.
+Adding a draw shifts no other, and a resumed run needs no saved generator state.
 """
-
-from __future__ import annotations
 
 import hashlib
 
@@ -19,10 +16,7 @@ def stream_seed(seed: int, *names: str | int) -> int:
 
 
 def stream(seed: int, *names: str | int) -> torch.Generator:
-    """The torch generator of a named stream.
-
-    Always on the CPU: parameters are drawn there and moved, so every device sees the same batch.
-    """
+    """The torch generator of a named stream, on the CPU, so every device gets the same draws."""
     return torch.Generator().manual_seed(stream_seed(seed, *names))
 
 

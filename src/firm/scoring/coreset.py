@@ -1,6 +1,4 @@
-"""Which patches a bank keeps when it cannot keep all: a uniform part, or those that leave no patch far from one."""
-
-from __future__ import annotations
+"""Which patches a bank keeps when it cannot keep all: a uniform sample, or a greedy coreset (k-center)."""
 
 import math
 from collections.abc import Callable
@@ -9,71 +7,60 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from firm.memory import unit
+from firm.scoring.knn import unit
 
-PROJECTED = 128  # dimensions in which the coreset is chosen
-ROUND = 128  # candidates for the next centres of the coreset
-BLOCK = 1024  # so many points against as many centres: 4 MB of distances
+PROJECTED = 128  # dimensions in which the coreset is selected
+CANDIDATES = 128  # for the next centers, per pass over the points
+BLOCK = 1024  # so many points against as many centers: 4 MB of distances
 POINTS = 4096  # projected at once
 
-Step = Callable[[int], None]  # done
+
+def random_sample(patches: Float[Tensor, "m d"], kept: int, metric: str, rng: torch.Generator) -> Int[Tensor, " kept"]:
+    """A uniform sample without replacement."""
+    return torch.randperm(len(patches), generator=rng)[:kept].to(patches.device)
 
 
-def _random(
-    flat: Float[Tensor, "m d"], kept: int, metric: str, rng: torch.Generator, on_kept: Step
-) -> Int[Tensor, " kept"]:
-    return torch.randperm(len(flat), generator=rng)[:kept]
+def greedy_coreset(patches: Float[Tensor, "m d"], kept: int, metric: str, rng: torch.Generator) -> Int[Tensor, " kept"]:
+    """Greedy k-center from a random patch: always the patch farthest from those kept so far.
 
-
-def _coreset(
-    flat: Float[Tensor, "m d"], kept: int, metric: str, rng: torch.Generator, on_kept: Step
-) -> Int[Tensor, " kept"]:
-    """Greedy k-centre from a drawn patch: always the patch farthest from those kept so far.
-
-    In the space it works in (unit vectors or, for l2, the features as they are, projected at random if they have more
-    than 128 dimensions) no patch is then more than twice as far from a kept one as under the best choice. Beside the
-    points it holds a distance per point.
+    It works on unit vectors (cosine) or the features themselves (l2), projected at random if they have more than 128
+    dimensions. There no patch is more than twice as far from a kept one as under the best selection.
     """
-    points = _projected(flat, metric, rng)
-    halves = points.square().sum(1) / 2
-    distance = torch.full((len(points),), math.inf)
-    fresh = chosen = torch.randint(len(points), (1,), generator=rng)
-    while len(chosen) < kept:
-        _bring_closer(distance, points, halves, fresh)
-        distance[fresh] = -1  # never again, not even where all that is left are copies
-        fresh = _farthest(distance, points, halves, min(ROUND, kept - len(chosen)))
-        chosen = torch.cat([chosen, fresh])
-        on_kept(len(chosen))
-    return chosen
-
-
-def _projected(flat: Float[Tensor, "m d"], metric: str, rng: torch.Generator) -> Float[Tensor, "m p"]:
-    dim = flat.shape[1]
     scaled = unit if metric == "cosine" else Tensor.float
-    if dim <= PROJECTED:
-        return scaled(flat)
-    onto = torch.randn(dim, PROJECTED, generator=rng) / math.sqrt(PROJECTED)
-    return torch.cat([scaled(part) @ onto for part in flat.split(POINTS)])
+    if patches.shape[1] <= PROJECTED:
+        points = scaled(patches)
+    else:
+        projection = torch.randn(patches.shape[1], PROJECTED, generator=rng) / math.sqrt(PROJECTED)
+        points = torch.cat([scaled(part) @ projection.to(patches.device) for part in patches.split(POINTS)])
+    halves = points.square().sum(1) / 2
+    distance = torch.full_like(halves, math.inf)
+    centers = selected = torch.randint(len(points), (1,), generator=rng).to(points.device)
+    while len(selected) < kept:
+        _update(distance, points, halves, centers)
+        distance[centers] = -1  # never again, not even where only copies are left
+        centers = _farthest(distance, points, halves, min(CANDIDATES, kept - len(selected)))
+        selected = torch.cat([selected, centers])
+    return selected
 
 
-def _bring_closer(
-    distance: Float[Tensor, " m"], points: Float[Tensor, "m p"], halves: Float[Tensor, " m"], fresh: Int[Tensor, " f"]
+def _update(
+    distance: Float[Tensor, " m"], points: Float[Tensor, "m p"], halves: Float[Tensor, " m"], centers: Int[Tensor, " f"]
 ) -> None:
-    """Lower, in place, the distance of every point to the nearest centre (half its square) for the fresh centres."""
-    rows = max(1, BLOCK * BLOCK // len(fresh))
+    """Lower, in place, each point's distance to its nearest center (half its square) for the new centers."""
+    rows = max(1, BLOCK * BLOCK // len(centers))
     for begin in range(0, len(points), rows):
         part = slice(begin, begin + rows)
-        to_fresh = torch.addmm(halves[fresh], points[part], points[fresh].T, alpha=-1).amin(1)
-        distance[part] = torch.minimum(distance[part], (to_fresh + halves[part]).clamp(min=0))
+        nearest = torch.addmm(halves[centers], points[part], points[centers].T, alpha=-1).amin(1)
+        distance[part] = torch.minimum(distance[part], (nearest + halves[part]).clamp(min=0))
 
 
 def _farthest(
     distance: Float[Tensor, " m"], points: Float[Tensor, "m p"], halves: Float[Tensor, " m"], most: int
 ) -> Int[Tensor, " f"]:
-    """The next centres of the greedy choice, exactly, as many as can be told without looking at every point again.
+    """The next centers of the greedy selection, exactly, as many as one pass over the points can decide.
 
-    Distances only shrink. As long as the best of the farthest candidates, brought closer by those just taken, is no
-    nearer than the farthest point outside was before, it is the farthest of all.
+    Distances only shrink: while the farthest candidate, updated for the centers just taken, is no nearer than the
+    farthest point that is no candidate, it is the farthest of all.
     """
     far, candidates = distance.topk(min(most + 1, len(distance)))
     outside = float(far[most]) if len(far) > most else -math.inf
@@ -91,5 +78,5 @@ def _farthest(
     return candidates[taken]
 
 
-Choice = Callable[[Tensor, int, str, torch.Generator, Step], Tensor]
-CHOICES: dict[str, Choice] = {"random": _random, "coreset": _coreset}
+Sampler = Callable[[Tensor, int, str, torch.Generator], Tensor]
+SAMPLERS: dict[str, Sampler] = {"random": random_sample, "coreset": greedy_coreset}

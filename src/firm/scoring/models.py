@@ -1,245 +1,360 @@
-"""Patches of good images remembered, patches of an image compared with them: an image score and a heat map.
+"""What a detector decides by: one protocol, and its two implementations for whole images and for patches.
 
-Section 5: the image scores as its worst patch, and the map is the grid of scores spread over the pixels. Beside the
-encoder's features stand plain pixels: a learnt feature that does not beat them has learnt nothing of use.
+ImageModel   an image is compared with the embeddings of the good ones: a score, and no map
+PatchModel   each patch is compared with the patches of the good ones: a score, and a map of where
+
+Section 5 of the paper: an image scores as its worst patch, and the grid of patch scores is spread over the pixels.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
-from torch import Tensor
-from torch.nn import functional as F
+from torch import Tensor, nn
 
-from firm.bank import Bank, Memory, fit_bank
-from firm.conditioning import Conditioned
-from firm.encoder import Network, ResNet18
-from firm.images import Preprocessing
-from firm.plain import plain_pixels, tiles_of
-from firm.prototype import Prototype, fit_prototype
-from firm.streams import stream
-from firm.tiling import Grid
-from firm.types import FirmError, Located
+from firm.errors import ModelFileError, SettingError
+from firm.images.alignment import Conditioned, Conditioning
+from firm.images.preprocess import Preprocessing, resize
+from firm.networks.heads import Network
+from firm.runtime.random import stream
+from firm.scoring.image_scores import Scoring, fit_scorings, score_images
+from firm.scoring.patch_bank import Bank, Memory, PatchReference, Prototype, fit_bank, fit_prototype
+from firm.scoring.patch_features import CHUNK, BackboneFeatures, EncoderFeatures, Features, extract
+from firm.scoring.patch_grid import Grid
+from firm.types import Located
 
-KINDS = ("encoder", "projection", "pixels", "backbone")  # learnt; where it was taught; as they are; before adapting
-LEARNT = ("encoder", "projection")
-MEANT = "projection"  # compared with the mean of the good ones
-CHUNK = 16  # images looked at together
+NAME = "image"  # the one score of an ImageModel
+BY_DIRECTION = ("encoder", "projection")  # learnt features are compared by their direction, all others by distance
+BY_MEAN = "projection"  # compared with the mean of the good patches, not with each of them
 SMALLEST = 1e-6  # part of a patch: less than any pixel
-FIELDS = {1: 4, 2: 2, 3: 2, 4: 1}  # stage -> fields along each side of a tile over which it is averaged
 
-Seen = dict[str, Float[Tensor, "n r c _"]]  # a kind of feature -> the features of every patch
-
-
-@dataclass(frozen=True)
-class Looker:
-    """Conditioned images in, features of their patches out: all that must be the same in fitting and in scoring."""
-
-    network: Network | None  # None: plain pixels need none
-    preprocessing: Preprocessing
-    grid: Grid
-    kinds: tuple[str, ...]
-    grey: bool  # the good images have no colour, so the pixels are compared without it
-
-    def __call__(self, images: UInt8[Tensor, "n k h w"]) -> Seen:
-        looks = {"encoder": self._encoded, "projection": self._projected, "pixels": self._pixels}
-        return {kind: torch.stack([looks[kind](image[None]) for image in images]) for kind in self.kinds}
-
-    def _encoded(self, image: UInt8[Tensor, "1 k h w"]) -> Float[Tensor, "r c d"]:
-        return self._learnt(image, self.grid).cpu()
-
-    @torch.no_grad()
-    def _projected(self, image: UInt8[Tensor, "1 k h w"]) -> Float[Tensor, "r c p"]:
-        """The output of the head, which sees the last stage whatever is compared of the encoder."""
-        assert self.network is not None
-        features = self._learnt(image, replace(self.grid, layers=(4,)))
-        return self.network.head(features.flatten(0, 1)).float().cpu().unflatten(0, features.shape[:2])
-
-    @torch.no_grad()
-    def _learnt(self, image: UInt8[Tensor, "1 k h w"], grid: Grid) -> Float[Tensor, "r c d"]:
-        assert self.network is not None
-        encoder = self.network.eval().encoder
-        ready = self.preprocessing.normalise(image.to(next(encoder.parameters()).device).float() / 255)
-        if grid.dense:
-            return dense_features(encoder, grid, ready)
-        parts = [tile_features(encoder, grid, tiles) for tiles in tiles_of(grid, ready)]
-        return torch.cat(parts).unflatten(0, grid.shape(*image.shape[-2:]))
-
-    def _pixels(self, image: UInt8[Tensor, "1 k h w"]) -> Float[Tensor, "r c d"]:
-        return plain_pixels(self.grid, image, grey=self.grey)
-
-
-def tile_features(encoder: ResNet18, grid: Grid, tiles: Float[Tensor, "t 3 s s"]) -> Float[Tensor, "t d"]:
-    """What the encoder makes of tiles: the pooled output of the paper, or several stages side by side."""
-    if grid.layers == (4,):
-        return encoder(tiles).float()
-    stages = encoder.stages(tiles)
-    return joined([_pooled(stages[layer - 1], layer, stages[layer - 1].shape[-1], 1, 1, 1) for layer in grid.layers])[
-        :, 0, 0
-    ]
-
-
-def joined(stages: list[Float[Tensor, "n r c _"]]) -> Float[Tensor, "n r c e"]:
-    """Stages of equal weight: the cosine of the whole is the mean of theirs."""
-    return torch.cat([F.normalize(stage.float(), dim=3) for stage in stages], dim=3)
-
-
-def _pooled(
-    stage: Float[Tensor, "n d h w"], layer: int, tile: int, stride: int, rows: int, columns: int
-) -> Float[Tensor, "n r c e"]:
-    """Means over each tile of so many places; before the last stage over fields of it, since detail is local."""
-    fields = min(FIELDS[layer], tile)
-    side = tile // fields
-    means = F.avg_pool2d(stage, side, 1).permute(0, 2, 3, 1)
-    down = torch.arange(rows) * stride
-    across = torch.arange(columns) * stride
-    parts = [means[:, down + y * side][:, :, across + x * side] for y in range(fields) for x in range(fields)]
-    return torch.cat(parts, dim=3)
-
-
-def dense_features(encoder: ResNet18, grid: Grid, image: Float[Tensor, "1 3 h w"]) -> Float[Tensor, "r c d"]:
-    """Features of all patches from a few passes over the whole image instead of a pass per patch.
-
-    A patch then also sees a little beyond its border, where a patch by itself sees zeros: near, not equal. Strides
-    finer than the encoder's own are had by shifting the image.
-    """
-    check_dense(encoder, grid, *image.shape[-2:])
-    rows, columns = grid.shape(*image.shape[-2:])
-    shifts = range(0, encoder.step, grid.stride) if grid.stride < encoder.step else range(1)
-    result: Tensor | None = None
-    for i, down in enumerate(shifts):
-        for j, right in enumerate(shifts):
-            mine = len(range(i, rows, len(shifts))), len(range(j, columns, len(shifts)))
-            stages = encoder.stages(image[:, :, down:, right:])
-            found = []
-            for layer in grid.layers:
-                fine = encoder.step >> (4 - layer)
-                step = max(grid.stride, encoder.step) // fine
-                found.append(_pooled(stages[layer - 1], layer, grid.size // fine, step, *mine))
-            part = found[0].float() if grid.layers == (4,) else joined(found)
-            if result is None:
-                result = part.new_empty(rows, columns, part.shape[-1])
-            result[i :: len(shifts), j :: len(shifts)] = part[0]
-    assert result is not None
-    return result
-
-
-def check_dense(encoder: ResNet18, grid: Grid, height: int, width: int) -> None:
-    """Refuse what one pass over the image cannot give."""
-    step = encoder.step
-    if grid.size % step or (grid.stride % step and step % grid.stride):
-        raise FirmError(
-            f"dense features need patches of a multiple of {step} px and a stride that divides it or is a multiple of "
-            f"it, not {grid.size} and {grid.stride}; set tiling.dense=false or change them"
-        )
-    if (height - grid.size) % grid.stride or (width - grid.size) % grid.stride:
-        raise FirmError(
-            f"dense features need the stride {grid.stride} to lead exactly to the border of {height} x {width} px; "
-            "set tiling.dense=false or choose another stride"
-        )
+OnChunk = Callable[[int], None]  # called with the number of images just done
 
 
 @dataclass(frozen=True)
-class Look:
-    """Images as they are looked at, what is seen of their patches, the score of each patch and of each image."""
+class Neighbour:
+    """The good image that is most like an image at its worst patch, and how to move it over that image."""
 
-    ready: Conditioned
-    seen: Seen
+    image: int  # its number among the good images
+    shift: tuple[int, int]  # px to the right and down, in the aligned frame
+    frame: Float[Tensor, "2 3"] | None  # from the image to the aligned frame; None: not aligned
+
+
+@dataclass(frozen=True)
+class Patches:
+    """Images as a PatchModel sees them: aligned, the features of their patches, the score of every patch."""
+
+    aligned: Conditioned
+    features: Features
     cells: Float[Tensor, "n r c"]
-    scores: Float[Tensor, " n"]
 
 
 @dataclass(frozen=True)
-class Localiser:
-    """The banks of good patches, and how much of each cell is object in good images."""
+class Examination:
+    """A few images examined: their scores, their maps (empty without maps) and what these rest on."""
 
-    grid: Grid
-    banks: dict[str, Bank | Prototype]
-    present: Float[Tensor, "r c"]
+    scores: Float[Tensor, " n"]
+    maps: Float[Tensor, "n h w"]
+    patches: Patches | None = None
 
-    def cells(
-        self, seen: Seen, foreground: Bool[Tensor, "n h w"], hidden: Bool[Tensor, "n h w"] | None = None
-    ) -> Float[Tensor, "n r c"]:
-        """The anomaly score of every patch: the mean over the kinds of features, as far as the patch shows the object.
 
-        A patch counts in full from `tiling.object` of object on, in this image or at this place in the good ones, and
-        never further than it shows pixels that are not hidden. With `tiling.around` the mean around it is added.
-        """
-        scores = torch.stack([bank.score(seen[kind]) for kind, bank in self.banks.items()]).mean(0)
-        counting = torch.ones(())
-        if self.grid.object or hidden is not None:
-            counting = self._counting(foreground, hidden)
-            scores = scores.clamp(min=0) * counting
-        return scores + self.grid.surrounding(scores) * counting if self.grid.around else scores
+class Model(Protocol):
+    """A fitted model. Higher scores are more anomalous; up to rounding a score does not depend on the other images."""
 
-    def _counting(
-        self, foreground: Bool[Tensor, "n h w"], hidden: Bool[Tensor, "n h w"] | None
-    ) -> Float[Tensor, "n r c"]:
-        """How far every patch counts, 0 to 1."""
-        free = None if hidden is None else object_part(self.grid, ~hidden)
-        if not self.grid.object:
-            assert free is not None
-            return (free > 0).float()
-        shown = torch.maximum(object_part(self.grid, foreground), self.present)
-        if free is not None:
-            shown = torch.minimum(shown, free)  # the good parts may have lain elsewhere under the mask
-        return (shown / self.grid.object).clamp(max=1)
+    preprocessing: Preprocessing
+    has_maps: bool
 
-    def scores(self, cells: Float[Tensor, "n r c"], seen: Seen | None = None) -> Float[Tensor, " n"]:
-        """The image's score: its worst patch, or the mean of its `tiling.worst` worst ones.
+    @property
+    def ignored(self) -> Bool[Tensor, "s s"] | None:
+        """Pixels that never decide, of images as they come."""
 
-        With `memory.reweight` each of them is weighed first, by what was seen of it.
-        """
-        flat = cells.flatten(1)
-        worst, places = flat.topk(min(self.grid.worst, flat.shape[1]), dim=1)
-        if any(bank.memory.reweight for bank in self.banks.values()):
-            worst = worst * self._weights(places, seen)
-        return worst.mean(1)
+    def score(self, images: UInt8[Tensor, "n c h w"], on_chunk: OnChunk | None = None) -> Float[Tensor, " n"]:
+        """The anomaly score of each image."""
 
-    def _weights(self, places: Int[Tensor, "n w"], seen: Seen | None) -> Float[Tensor, "n w"]:
-        """The mean over the kinds of features, as that of the scores themselves."""
-        if seen is None:
-            raise FirmError("memory.reweight weighs patches by their features; give what was seen of them, too")
-        image, cell = torch.arange(len(places)).repeat_interleave(places.shape[1]), places.flatten()
-        parts = [bank.weights(seen[kind].flatten(1, 2)[image, cell], cell) for kind, bank in self.banks.items()]
-        return torch.stack(parts).mean(0).view_as(places)
+    def align(self, images: UInt8[Tensor, "n c h w"]) -> Conditioned:
+        """The images as their features are computed."""
 
-    def locate(self, seen: Seen, ready: Conditioned) -> Located:
-        """Scores and maps; a map lies over its image as it came, however it was aligned."""
-        cells = self.cells(seen, ready.foreground, ready.hidden())
-        return Located(self.scores(cells, seen), ready.back(self.grid.maps(cells, *ready.images.shape[-2:])))
+    def score_aligned(self, aligned: Conditioned) -> Float[Tensor, " n"]:
+        """The scores of images that are aligned already."""
 
-    def tensors(self) -> dict[str, Tensor]:
-        """All that is to be saved."""
-        named = {f"{kind}.{name}": value for kind, bank in self.banks.items() for name, value in bank.tensors().items()}
-        return named | {"present": self.present}
+    def locate(self, images: UInt8[Tensor, "n c h w"], on_chunk: OnChunk | None = None) -> Located:
+        """Scores, and a map over each image; of a model without maps they are empty."""
+
+    def examine(self, images: UInt8[Tensor, "n c h w"]) -> Examination:
+        """The same of a few images, with what the scores rest on."""
+
+    def nearest(self, examination: Examination) -> Neighbour | None:
+        """The good image to show beside the first one examined; None where the model cannot tell."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All that is to be saved, as of any nn.Module."""
+
+
+class ImageModel(nn.Module):
+    """Whole images compared by the embeddings of the encoder."""
+
+    has_maps = False
+    ignored: Bool[Tensor, "s s"] | None = None
+
+    def __init__(
+        self,
+        network: Network,
+        preprocessing: Preprocessing,
+        conditioning: Conditioning,
+        scoring: Scoring,
+        references: list[Float[Tensor, "n d"]],
+    ) -> None:
+        super().__init__()
+        self.network, self.preprocessing, self.conditioning = network, preprocessing, conditioning
+        for turn, embeddings in enumerate(references):
+            self.register_buffer(f"references_{turn}", embeddings)
+        self._fitted = fit_scorings({NAME: scoring}, references)
+
+    def score(self, images: UInt8[Tensor, "n c h w"], on_chunk: OnChunk | None = None) -> Float[Tensor, " n"]:
+        return self.score_aligned(self.align(images), on_chunk)
+
+    def align(self, images: UInt8[Tensor, "n c h w"]) -> Conditioned:
+        return self.conditioning(images)
+
+    def score_aligned(self, aligned: Conditioned, on_chunk: OnChunk | None = None) -> Float[Tensor, " n"]:
+        encoder, images = self.network.encoder, aligned.images
+        return _finite(score_images(encoder, self.preprocessing, images, self._fitted, on_chunk)[NAME])
+
+    def locate(self, images: UInt8[Tensor, "n c h w"], on_chunk: OnChunk | None = None) -> Located:
+        return Located(self.score(images, on_chunk), torch.empty(len(images), 0, 0))
+
+    def examine(self, images: UInt8[Tensor, "n c h w"]) -> Examination:
+        return Examination(self.score(images), torch.empty(len(images), 0, 0))
+
+    def nearest(self, examination: Examination) -> Neighbour | None:
+        return None
+
+
+class PatchScorer(nn.Module):
+    """Banks of good patches, one per kind of feature; all tensors are buffers, so it moves to a device."""
+
+    present: Float[Tensor, "r c"]  # how much of each cell is object in good images
+
+    def __init__(self, grid: Grid, banks: Mapping[str, PatchReference], present: Float[Tensor, "r c"]) -> None:
+        super().__init__()
+        self.grid = grid
+        self.banks = nn.ModuleDict(banks)
+        self.register_buffer("present", present)
 
     @classmethod
-    def from_tensors(cls, tensors: dict[str, Tensor], grid: Grid, memory: Memory, kinds: tuple[str, ...]) -> Localiser:
-        """The localiser whose `tensors` these are."""
-        banks: dict[str, Bank | Prototype] = {}
-        for kind in kinds:
-            parts = {name.removeprefix(f"{kind}."): one for name, one in tensors.items() if name.startswith(f"{kind}.")}
-            # behind the head detectors once remembered a part of the good patches: those decide as they did
-            made = Prototype if kind == MEANT and "vectors" not in parts else Bank
-            banks[kind] = made.from_tensors(parts, remembering(memory, kind))
+    def fit(
+        cls,
+        grid: Grid,
+        features: Features,
+        aligned: Conditioned,
+        memory: Memory,
+        *,
+        seed: int,
+        parts: Int[Tensor, " n"] | None = None,
+    ) -> PatchScorer:
+        """Remember the patches of good images but those wholly hidden; `parts` numbers the part each image shows."""
+        hidden = aligned.hidden()
+        free = None if hidden is None else grid.parts(~hidden)
+        visible = None if free is None else free > 0
+        banks = {
+            kind: remember(kind, values, memory, rng=stream(seed, "bank", kind), parts=parts, visible=visible)
+            for kind, values in features.items()
+        }
+        if memory.neighbourhood < 0:
+            return cls(grid, banks, torch.zeros(*next(iter(features.values())).shape[1:3]))
+        share = grid.parts(aligned.foreground)
+        present = share.mean(0) if free is None else share.sum(0) / free.sum(0).clamp(min=SMALLEST)
+        return cls(grid, banks, present)
+
+    def of(self, kinds: Iterable[str], grid: Grid | None = None) -> PatchScorer:
+        """The same banks, of some kinds of features only, or read out by another grid."""
+        return PatchScorer(grid or self.grid, {kind: self.references[kind] for kind in kinds}, self.present)
+
+    @property
+    def references(self) -> dict[str, PatchReference]:
+        """What the patches are compared with, by the kind of feature."""
+        return {kind: bank for kind, bank in self.banks.items() if isinstance(bank, PatchReference)}
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(self.banks)
+
+    def cells(
+        self, features: Features, foreground: Bool[Tensor, "n h w"], hidden: Bool[Tensor, "n h w"] | None = None
+    ) -> Float[Tensor, "n r c"]:
+        """The anomaly score of every patch: the mean over the kinds of features, weighted by how much object it shows.
+
+        A patch counts in full if `tiling.min_foreground` of it is object, in this image or at this place in the good
+        ones, and never more than the part of it that is not hidden. `tiling.surroundings` adds the mean score around.
+        """
+        scores = torch.stack([bank.score(features[kind]) for kind, bank in self.references.items()]).mean(0)
+        weight = torch.ones((), device=scores.device)
+        if self.grid.min_foreground or hidden is not None:
+            weight = self._object_weight(foreground, hidden).to(scores.device)
+            scores = scores.clamp(min=0) * weight
+        return scores + self.grid.surrounding(scores) * weight if self.grid.surroundings else scores
+
+    def scores(self, cells: Float[Tensor, "n r c"], features: Features | None = None) -> Float[Tensor, " n"]:
+        """The score of an image: its worst patch, or the mean of its `tiling.top_patches` worst ones.
+
+        `memory.reweight` weighs each of them by its features first.
+        """
+        flat, banks = cells.flatten(1), self.references
+        worst, places = flat.topk(min(self.grid.top_patches, flat.shape[1]), dim=1)
+        if any(bank.memory.reweight for bank in banks.values()):
+            if features is None:
+                raise SettingError("memory.reweight weighs patches by their features; pass the features, too")
+            image, cell = torch.arange(len(places)).repeat_interleave(places.shape[1]), places.flatten()
+            weights = [bank.weights(features[kind].flatten(1, 2)[image, cell], cell) for kind, bank in banks.items()]
+            worst = worst * torch.stack(weights).mean(0).view_as(places)
+        return worst.mean(1)
+
+    def maps(self, cells: Float[Tensor, "n r c"], aligned: Conditioned) -> Float[Tensor, "n h w"]:
+        """A score for every pixel of the images as they came, however they were aligned."""
+        return aligned.back(self.grid.maps(cells, *aligned.images.shape[-2:]))
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor], grid: Grid, memory: Memory, kinds: Iterable[str]) -> PatchScorer:
+        """The scorer whose state dict this is."""
+        family = {kind: Prototype if kind == BY_MEAN else Bank for kind in kinds}
+        banks = {kind: family[kind](memory_for(memory, kind), _under(f"banks.{kind}.", tensors)) for kind in family}
         return cls(grid, banks, tensors["present"])
 
+    def _object_weight(
+        self, foreground: Bool[Tensor, "n h w"], hidden: Bool[Tensor, "n h w"] | None
+    ) -> Float[Tensor, "n r c"]:
+        """How much every patch counts, 0 to 1."""
+        free = torch.ones(()) if hidden is None else self.grid.parts(~hidden)
+        if not self.grid.min_foreground:
+            return (free > 0).float()
+        share = torch.maximum(self.grid.parts(foreground), self.present.cpu())
+        # the good parts may have been elsewhere under the mask
+        return (torch.minimum(share, free) / self.grid.min_foreground).clamp(max=1)
 
-def kinds_of(features: str) -> tuple[str, ...]:
-    """The features a setting asks for: one kind, or several joined by +; `both` is encoder+pixels."""
-    kinds = ("encoder", "pixels") if features == "both" else tuple(features.split("+"))
-    if not set(kinds) <= set(KINDS) or len(set(kinds)) < len(kinds):
-        raise FirmError(f"features is {features!r}; use both, or one or more of {', '.join(KINDS)} joined by +")
-    return kinds
+
+class PatchModel(nn.Module):
+    """Patches compared with the banks of good patches; network, banks and masks move to a device together."""
+
+    has_maps = True
+    ignore_mask: Bool[Tensor, "s s"] | None
+    typical: UInt8[Tensor, "k s s"] | None  # what aligned parts show, in the place of ignored pixels
+
+    def __init__(
+        self,
+        extractor: EncoderFeatures | BackboneFeatures,
+        preprocessing: Preprocessing,
+        conditioning: Conditioning,
+        scorer: PatchScorer,
+        *,
+        ignored: Bool[Tensor, "s s"] | None = None,
+        typical: UInt8[Tensor, "k s s"] | None = None,
+    ) -> None:
+        super().__init__()
+        self.network = extractor.network
+        self.extractor, self.scorer = extractor, scorer
+        self.preprocessing, self.conditioning = preprocessing, conditioning
+        self.register_buffer("ignore_mask", ignored)
+        self.register_buffer("typical", typical)
+
+    @classmethod
+    def fit(
+        cls,
+        extractor: EncoderFeatures | BackboneFeatures,
+        preprocessing: Preprocessing,
+        conditioning: Conditioning,
+        memory: Memory,
+        aligned: Conditioned,
+        *,
+        seed: int,
+        parts: Int[Tensor, " n"] | None = None,
+        cells: Float[Tensor, "n r c d"] | None = None,
+        typical: UInt8[Tensor, "k s s"] | None = None,
+    ) -> PatchModel:
+        """Remember the patches of aligned good images; `cells` are their backbone features, where these are known."""
+        if cells is not None and isinstance(extractor, BackboneFeatures):
+            features = extractor.from_stored(aligned.images, cells)
+        else:
+            features = extract(extractor, aligned.images)
+        scorer = PatchScorer.fit(extractor.grid, features, aligned, memory, seed=seed, parts=parts)
+        model = cls(extractor, preprocessing, conditioning, scorer, ignored=aligned.ignored, typical=typical)
+        return model.to(next(model.parameters()).device)
+
+    @property
+    def ignored(self) -> Bool[Tensor, "s s"] | None:
+        """Pixels that never decide, on the CPU, where images are aligned."""
+        return None if self.ignore_mask is None else self.ignore_mask.cpu()
+
+    def score(self, images: UInt8[Tensor, "n c h w"], on_chunk: OnChunk | None = None) -> Float[Tensor, " n"]:
+        parts = [self._scores(self.patches_of(self.align(chunk))) for chunk in _chunks(images, on_chunk)]
+        return torch.cat([torch.empty(0), *parts])
+
+    def locate(self, images: UInt8[Tensor, "n c h w"], on_chunk: OnChunk | None = None) -> Located:
+        scores, maps, side = [], [], self.preprocessing.size
+        for chunk in _chunks(images, on_chunk):
+            examination = self.examine(chunk)
+            scores.append(examination.scores)
+            maps.append(examination.maps)
+        return Located(torch.cat([torch.empty(0), *scores]), torch.cat([torch.empty(0, side, side), *maps]))
+
+    def examine(self, images: UInt8[Tensor, "n c h w"]) -> Examination:
+        patches = self.patches_of(self.align(images))
+        maps = self.scorer.maps(patches.cells, patches.aligned)
+        return Examination(self._scores(patches), maps.cpu(), patches)
+
+    def align(self, images: UInt8[Tensor, "n c h w"]) -> Conditioned:
+        """The images as the features are computed of them."""
+        return self.conditioning(resize(images, self.preprocessing.size), self.ignored).completed(self.typical)
+
+    def score_aligned(self, aligned: Conditioned) -> Float[Tensor, " n"]:
+        """The scores of images that are aligned already."""
+        starts = range(0, len(aligned.images), CHUNK)
+        return torch.cat([self._scores(self.patches_of(aligned[start : start + CHUNK])) for start in starts])
+
+    def patches_of(self, aligned: Conditioned) -> Patches:
+        """A few aligned images, patch by patch."""
+        device = self.scorer.present.device
+        features = {kind: values.to(device) for kind, values in self.extractor(aligned.images).items()}
+        return Patches(aligned, features, self.scorer.cells(features, aligned.foreground, aligned.hidden()))
+
+    def nearest(self, examination: Examination) -> Neighbour | None:
+        """By the first kind of feature that is remembered patch by patch."""
+        patches = examination.patches
+        banks = [(kind, bank) for kind, bank in self.scorer.banks.items() if isinstance(bank, Bank)]
+        if not banks or patches is None:
+            return None
+        kind, bank = banks[0]
+        worst = int(patches.cells[0].flatten().argmax())
+        number, cell = bank.nearest(patches.features[kind][0].flatten(0, 1)[worst], worst)
+        columns, stride = bank.shape[1], self.scorer.grid.stride
+        shift = (worst % columns - cell % columns) * stride, (worst // columns - cell // columns) * stride
+        frames = patches.aligned.frames
+        return Neighbour(number, shift, None if frames is None else frames[0])
+
+    @classmethod
+    def from_tensors(
+        cls,
+        tensors: dict[str, Tensor],
+        extractor: EncoderFeatures | BackboneFeatures,
+        preprocessing: Preprocessing,
+        conditioning: Conditioning,
+        memory: Memory,
+    ) -> PatchModel:
+        """The model whose state dict this is; the extractor's network holds its weights already."""
+        scorer = PatchScorer.from_tensors(_under("scorer.", tensors), extractor.grid, memory, extractor.kinds)
+        masks = {"ignored": tensors.get("ignore_mask"), "typical": tensors.get("typical")}
+        return cls(extractor, preprocessing, conditioning, scorer, **masks)
+
+    def _scores(self, patches: Patches) -> Float[Tensor, " n"]:
+        return _finite(self.scorer.scores(patches.cells, patches.features).cpu())
 
 
-def remembering(memory: Memory, kind: str) -> Memory:
-    """What was learnt is compared by its direction; pixels and features as they are by their difference."""
-    return memory if kind in LEARNT else memory.with_metric("l2")
+def memory_for(memory: Memory, kind: str) -> Memory:
+    """Learnt features are compared by cosine; pixels and unadapted features by distance."""
+    return memory if kind in BY_DIRECTION else replace(memory, metric="l2")
 
 
 def remember(
@@ -249,71 +364,28 @@ def remember(
     *,
     rng: torch.Generator,
     parts: Int[Tensor, " n"] | None = None,
-    seen: Bool[Tensor, "n r c"] | None = None,
-) -> Bank | Prototype:
-    """What patches are compared with: a bank of good ones, or behind the head, where those lie together, their mean."""
-    settings = remembering(memory, kind)
-    if kind == MEANT:
-        return fit_prototype(features, settings, parts=parts, seen=seen)
-    return fit_bank(features, settings, rng=rng, parts=parts, seen=seen)
+    visible: Bool[Tensor, "n r c"] | None = None,
+) -> PatchReference:
+    """A bank of good patches; behind the head, where these lie together, their mean."""
+    settings = memory_for(memory, kind)
+    if kind == BY_MEAN:
+        return fit_prototype(features, settings, parts=parts, visible=visible)
+    return fit_bank(features, settings, rng=rng, parts=parts, visible=visible)
 
 
-@runtime_checkable
-class Looks(Protocol):
-    """What sees patches: conditioned images in, features of every kind out."""
-
-    @property
-    def grid(self) -> Grid: ...
-    @property
-    def kinds(self) -> tuple[str, ...]: ...
-    def __call__(self, images: UInt8[Tensor, "n k h w"]) -> Seen: ...
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def fit_localiser(
-    look: Looks,
-    ready: Conditioned,
-    memory: Memory,
-    *,
-    seed: int,
-    seen: Seen | None = None,
-    parts: Int[Tensor, " n"] | None = None,
-) -> Localiser:
-    """Remember the patches of good images; what was seen of them already need not be looked at again.
-
-    `parts` numbers the part each image shows, where several show one. A patch that is hidden as a whole tells nothing.
-    """
-    seen = look_at(look, ready.images) if seen is None else seen
-    hidden = ready.hidden()
-    free = None if hidden is None else object_part(look.grid, ~hidden)
-    told = None if free is None else free > 0
-    banks = {
-        kind: remember(kind, features, memory, rng=stream(seed, "bank", kind), parts=parts, seen=told)
-        for kind, features in seen.items()
-    }
-    present = _present(object_part(look.grid, ready.foreground), free) if memory.reach >= 0 else None
-    shape = next(iter(seen.values())).shape[1:3]
-    return Localiser(look.grid, banks, torch.zeros(*shape) if present is None else present)
+def _chunks(images: UInt8[Tensor, "n c h w"], on_chunk: OnChunk | None) -> Iterator[UInt8[Tensor, "m c h w"]]:
+    """A few images at a time; each is counted when it is done."""
+    for chunk in images.split(CHUNK) if len(images) else ():
+        yield chunk
+        if on_chunk is not None:
+            on_chunk(len(chunk))
 
 
-def _present(shown: Float[Tensor, "n r c"], free: Float[Tensor, "n r c"] | None) -> Float[Tensor, "r c"]:
-    """How much of each cell is object in good images, of what they do not hide."""
-    return shown.mean(0) if free is None else shown.sum(0) / free.sum(0).clamp(min=SMALLEST)
-
-
-def look_at(look: Looks, images: UInt8[Tensor, "n k h w"]) -> Seen:
-    """Features of many images, some at a time."""
-    parts: dict[str, list[Tensor]] = {kind: [] for kind in look.kinds}
-    for chunk in images.split(CHUNK):
-        for kind, features in look(chunk).items():
-            parts[kind].append(features)
-    return {kind: torch.cat(some) for kind, some in parts.items()}
-
-
-def object_part(grid: Grid, foreground: Bool[Tensor, "n h w"]) -> Float[Tensor, "n r c"]:
-    """How much of every patch is object; some images at a time, for the pixels are counted as floats."""
-    return torch.cat([grid.parts(masks) for masks in foreground.split(CHUNK)])
-
-
-def is_grey(images: UInt8[Tensor, "n k h w"]) -> bool:
-    """Whether no image shows any colour."""
-    return bool((images == images[:, :1]).all())
+def _finite(scores: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    if not bool(scores.isfinite().all()):
+        raise ModelFileError("a score is not finite, so nothing can be decided; fit the detector again")
+    return scores

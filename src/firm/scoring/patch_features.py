@@ -1,53 +1,255 @@
-"""Plain pixels of patches: the floor under every learnt feature. One that tells no more has learnt nothing of use."""
+"""Features of the patches of an image: by the trained encoder, by a pretrained backbone, or their plain pixels.
 
-from __future__ import annotations
+Plain pixels are the baseline: a learnt feature that does not beat them is of no use.
+"""
 
-from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Shaped, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
-from firm.tiling import Grid
+from firm.errors import SettingError
+from firm.images.preprocess import Preprocessing
+from firm.networks.adaptor import COARSEST, Adapted, Pretrained
+from firm.networks.backbone import Backbone, Facts
+from firm.networks.heads import Network
+from firm.networks.resnet import ResNet
+from firm.scoring.patch_grid import Grid
 
-PIXELS = "pixels"  # the one kind of feature that no network makes
-TILES = 512  # patches looked at together
-NUMBERS = 256  # to a patch at the most; larger patches are averaged down to it
+KINDS = ("encoder", "projection", "pixels", "backbone")  # learnt; behind the head; raw; before the adaptor
+PIXELS = "pixels"  # the only kind that needs no network
+CHUNK = 16  # images whose features are computed together
+TILES = 512  # patches passed to the encoder together
+MOST_PIXELS = 256  # numbers per patch; larger patches are averaged down to it
+FIELDS = {1: 4, 2: 2, 3: 2, 4: 1}  # stage -> fields along each side of a tile over which it is averaged
+
+Features = dict[str, Float[Tensor, "n r c _"]]  # kind of feature -> features of every patch
 
 
-def tiles_of(grid: Grid, image: Float[Tensor, "1 k h w"]) -> Iterator[Float[Tensor, "t k s s"]]:
-    """The patches of an image, some rows of them at a time."""
-    height, width = image.shape[-2:]
-    for strip in grid.strips(height, width, TILES):
-        yield grid.cut(image[:, :, strip])
+@runtime_checkable
+class FeatureExtractor(Protocol):
+    """Conditioned images in, features of every patch out, for each of its kinds."""
+
+    @property
+    def grid(self) -> Grid: ...
+    @property
+    def kinds(self) -> tuple[str, ...]: ...
+    def __call__(self, images: UInt8[Tensor, "n k h w"]) -> Features: ...
 
 
-def plain_pixels(grid: Grid, image: UInt8[Tensor, "1 k h w"], *, grey: bool) -> Float[Tensor, "r c d"]:
+def kinds_of(features: str) -> tuple[str, ...]:
+    """The kinds a setting names: one, or several joined by +; `both` is encoder+pixels."""
+    kinds = ("encoder", PIXELS) if features == "both" else tuple(features.split("+"))
+    if not set(kinds) <= set(KINDS) or len(set(kinds)) < len(kinds):
+        raise SettingError(f"features is {features!r}; use both, or one or more of {', '.join(KINDS)} joined by +")
+    return kinds
+
+
+def extract(extractor: FeatureExtractor, images: UInt8[Tensor, "n k h w"]) -> Features:
+    """Features of many images, computed chunk by chunk."""
+    parts: dict[str, list[Tensor]] = {kind: [] for kind in extractor.kinds}
+    for chunk in images.split(CHUNK):
+        for kind, features in extractor(chunk).items():
+            parts[kind].append(features)
+    return {kind: torch.cat(chunks) for kind, chunks in parts.items()}
+
+
+def is_grey(images: UInt8[Tensor, "n k h w"]) -> bool:
+    """Whether no image has any colour."""
+    return bool((images == images[:, :1]).all())
+
+
+# --- the trained encoder ---
+
+
+@dataclass(frozen=True)
+class EncoderFeatures:
+    """Patch features of the encoder that was trained on the good images."""
+
+    network: Network | None  # None: pixels need no network
+    preprocessing: Preprocessing
+    grid: Grid
+    kinds: tuple[str, ...]
+    grey: bool  # the good images have no colour, so pixels are compared without it
+
+    def __call__(self, images: UInt8[Tensor, "n k h w"]) -> Features:
+        return {kind: torch.stack([self._features(kind, image[None]) for image in images]) for kind in self.kinds}
+
+    @torch.no_grad()
+    def _features(self, kind: str, image: UInt8[Tensor, "1 k h w"]) -> Float[Tensor, "r c d"]:
+        if kind == PIXELS:
+            return pixel_features(self.grid, image, grey=self.grey)
+        assert self.network is not None
+        network = self.network.eval()
+        # the head is fed the last stage, whatever the setting says
+        grid = replace(self.grid, layers=(4,)) if kind == "projection" else self.grid
+        pixels = image.to(next(network.encoder.parameters()).device).float() / 255
+        tiles = grid.tiles(self.preprocessing.normalise(pixels), TILES)
+        features = torch.cat([tile_features(network.encoder, grid, part) for part in tiles])
+        if kind == "projection":
+            features = network.head(features).float()
+        return features.cpu().unflatten(0, grid.shape(*image.shape[-2:]))
+
+
+def tile_features(encoder: ResNet, grid: Grid, tiles: Float[Tensor, "t 3 s s"]) -> Float[Tensor, "t d"]:
+    """Encoder features of tiles: the paper's pooled output, or several stages of equal weight side by side."""
+    if grid.layers == (4,):
+        return encoder(tiles).float()
+    stages = encoder.stages(tiles)
+    return torch.cat([F.normalize(_fields(stages[layer], layer), dim=1) for layer in grid.layers], dim=1)
+
+
+def _fields(stage: Float[Tensor, "t d h w"], layer: int) -> Float[Tensor, "t e"]:
+    """Means over a tile; before the last stage over several fields of it, to keep detail."""
+    fields = min(FIELDS[layer], stage.shape[-1])
+    means = F.avg_pool2d(stage, stage.shape[-1] // fields)[:, :, :fields, :fields]
+    return means.permute(0, 2, 3, 1).flatten(1).float()
+
+
+# --- a pretrained backbone and its adaptor ---
+
+
+@dataclass(frozen=True)
+class BackboneFeatures:
+    """Patch features of a frozen backbone: unchanged, adapted, or behind the projection head."""
+
+    network: Adapted
+    settings: Pretrained
+    grid: Grid
+    kinds: tuple[str, ...]
+    grey: bool = False  # the good images have no colour, so pixels are compared without it
+
+    def __call__(self, images: UInt8[Tensor, "n k h w"]) -> Features:
+        if self.kinds == (PIXELS,):
+            return {PIXELS: self._pixels(images)}
+        return self.from_stored(images, cell_features(self.network.backbone, self.settings, self.grid, images))
+
+    def from_stored(self, images: UInt8[Tensor, "n k h w"], cells: Float[Tensor, "n r c d"]) -> Features:
+        """All kinds in their order, from backbone features that are known already."""
+        learnt = self.from_cells(cells)
+        return {kind: self._pixels(images) if kind == PIXELS else learnt[kind] for kind in self.kinds}
+
+    def from_cells(self, cells: Float[Tensor, "n r c d"]) -> Features:
+        """The kinds that need nothing but backbone features."""
+        made = {
+            "backbone": lambda: cells.float(),
+            "encoder": lambda: self.network.adapt(cells),
+            "projection": lambda: self.network.project(cells),
+        }
+        return {kind: made[kind]() for kind in self.kinds if kind != PIXELS}
+
+    def _pixels(self, images: UInt8[Tensor, "n k h w"]) -> Float[Tensor, "n r c d"]:
+        pool = self.settings.pool
+        return torch.stack([cell_pixels(self.grid, pool, image[None], grey=self.grey) for image in images])
+
+
+@dataclass(frozen=True)
+class UnadaptedFeatures:
+    """Patch features of a frozen backbone before anything is trained."""
+
+    backbone: Backbone
+    settings: Pretrained
+    grid: Grid
+    kinds: tuple[str, ...] = ("backbone",)
+
+    def __call__(self, images: UInt8[Tensor, "n k h w"]) -> Features:
+        return {"backbone": cell_features(self.backbone, self.settings, self.grid, images)}
+
+
+def cell_features(
+    backbone: Backbone, settings: Pretrained, grid: Grid, images: UInt8[Tensor, "n k h w"]
+) -> Float[Tensor, "n r c d"]:
+    """Backbone features of every cell averaged with its neighbours: several stages side by side, on the CPU."""
+    rows, columns = grid.shape(*images.shape[-2:])
+    device = backbone.mean.device
+    padded = mirrored(backbone.normalise(images.to(device).float() / 255), settings.margin)
+    stages = backbone.stages(padded)
+    first = settings.margin // grid.stride
+    parts = []
+    for stage in settings.stages_of(backbone.facts):
+        cells = _at_stride(stages[stage - 1], padded.shape[-1] // grid.stride, settings)
+        inner = cells[:, :, first : first + rows, first : first + columns]
+        parts.append(backbone.finished(stage, inner))
+    return torch.cat(parts, dim=1).permute(0, 2, 3, 1).float().cpu()
+
+
+def mirrored(images: Float[Tensor, "n 3 h w"], margin: int) -> Float[Tensor, "n 3 a b"]:
+    """The images with a mirrored margin, padded to a multiple of the coarsest stride."""
+    height, width = images.shape[-2:]
+    down, right = -height % COARSEST, -width % COARSEST
+    return F.pad(images, (margin, margin + right, margin, margin + down), mode="reflect")
+
+
+def feature_count(settings: Pretrained, facts: Facts) -> int:
+    """How many numbers the backbone gives for a patch."""
+    return sum(facts.channels[stage - 1] for stage in settings.stages_of(facts))
+
+
+def _at_stride(stage: Float[Tensor, "n d h w"], columns: int, settings: Pretrained) -> Float[Tensor, "n d r c"]:
+    """A stage averaged over its neighbourhood and resampled to so many columns of cells.
+
+    Without a margin zeros count beyond the border, as in PatchCore: the outermost cells then weigh less.
+    """
+    smooth = F.avg_pool2d(stage, settings.pool, 1, settings.pool // 2, count_include_pad=settings.margin == 0)
+    width = stage.shape[-1]
+    if width > columns:
+        return F.avg_pool2d(smooth, width // columns)
+    if width < columns:
+        return F.interpolate(smooth, scale_factor=columns // width, mode="bilinear", align_corners=False)
+    return smooth
+
+
+def check_cells(settings: Pretrained, grid: Grid, side: int) -> None:
+    """Refuse cells to which the stages of a backbone cannot be resampled."""
+    if grid.size != grid.stride or grid.stride & (grid.stride - 1) or grid.stride > COARSEST:
+        raise SettingError(
+            f"features of {settings.name} describe square cells side by side; set tiling.size and tiling.stride to "
+            f"one of 4, 8, 16, 32, not {grid.size} and {grid.stride}"
+        )
+    if side % grid.stride or side <= settings.margin + COARSEST:
+        raise SettingError(
+            f"images of {side} px do not fall into cells of {grid.stride} px for {settings.name}; set size to a "
+            f"multiple of it above {settings.margin + COARSEST}"
+        )
+
+
+def extractor_of(
+    network: Network | Adapted,
+    preprocessing: Preprocessing,
+    grid: Grid,
+    features: str,
+    settings: Pretrained,
+    *,
+    grey: bool,
+) -> EncoderFeatures | BackboneFeatures:
+    """What computes the patch features that a recipe asks for."""
+    if isinstance(network, Adapted):
+        return BackboneFeatures(network, settings, grid, kinds_of(features), grey)
+    return EncoderFeatures(network, preprocessing, grid, kinds_of(features), grey)
+
+
+# --- plain pixels ---
+
+
+def pixel_features(grid: Grid, image: Shaped[Tensor, "1 k h w"], *, grey: bool) -> Float[Tensor, "r c d"]:
     """The pixels of every patch of an image; of a grey product without their colour."""
-    return _averaged(grid, _valued(image, grey=grey))
+    values = image.float().mean(1, keepdim=True) if grey else image.float()
+    side = max(1, int((MOST_PIXELS / values.shape[1]) ** 0.5))
+    factor = -(-grid.size // side)
+    parts = [F.avg_pool2d(tiles, factor, ceil_mode=True).flatten(1) for tiles in grid.tiles(values, TILES)]
+    # a difference of one grey level everywhere is a distance of one, whatever the size of the patch
+    return (torch.cat(parts) / parts[0].shape[1] ** 0.5).unflatten(0, grid.shape(*values.shape[-2:]))
 
 
-def plain_cells(grid: Grid, pool: int, image: UInt8[Tensor, "1 k h w"], *, grey: bool) -> Float[Tensor, "r c d"]:
-    """The same where a patch is so many cells wide, around each cell.
+def cell_pixels(grid: Grid, pool: int, image: UInt8[Tensor, "1 k h w"], *, grey: bool) -> Float[Tensor, "r c d"]:
+    """The pixels of the patch of `pool` x `pool` cells around every cell.
 
-    Beyond the border the image is mirrored, or where a patch is wider than the image its border repeated.
+    Beyond the border the image is mirrored, or its border repeated where a patch is wider than the image.
     """
     margin = pool // 2 * grid.stride
     mode = "reflect" if margin < min(image.shape[-2:]) else "replicate"
-    values = F.pad(_valued(image, grey=grey), (margin,) * 4, mode=mode)
-    return _averaged(replace(grid, size=pool * grid.stride), values)
-
-
-def _valued(image: UInt8[Tensor, "1 k h w"], *, grey: bool) -> Float[Tensor, "1 j h w"]:
-    values = image.float()
-    return values.mean(1, keepdim=True) if grey else values
-
-
-def _averaged(grid: Grid, values: Float[Tensor, "1 j h w"]) -> Float[Tensor, "r c d"]:
-    side = max(1, int((NUMBERS / values.shape[1]) ** 0.5))
-    factor = -(-grid.size // side)
-    parts = [F.avg_pool2d(tiles, factor, ceil_mode=True).flatten(1) for tiles in tiles_of(grid, values)]
-    # one grey level of difference everywhere is a distance of one, whatever the size of the patch
-    return (torch.cat(parts) / parts[0].shape[1] ** 0.5).unflatten(0, grid.shape(*values.shape[-2:]))
+    padded = F.pad(image.float(), (margin,) * 4, mode=mode)
+    return pixel_features(replace(grid, size=pool * grid.stride), padded, grey=grey)

@@ -1,146 +1,75 @@
-"""Schedule, step, and the loop: one visible function that yields what happened.
+"""The training loop: one visible generator that asks a task for batches and a method for the loss on them.
 
-Everything random in a step is drawn from streams named by the step (see `streams`), so the state of a run is
+Everything random in a step is drawn from streams named by the step (`runtime.random`), so the state of a training is
 the network, the optimiser's momenta and a step number: exact resume needs nothing else.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from pathlib import Path
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from firm import storage
-from firm.batching import make_batch, steps_per_epoch
-from firm.encoder import Encoder, Network, build
-from firm.images import Preprocessing, fingerprint
-from firm.objective import LAYOUTS, POSITIVES, Diagnostics, contrastive_loss, diagnose
-from firm.replay import Replay
-from firm.streams import stream
-from firm.types import Batch, FirmError, OutlierSource, Views
+from firm.errors import ModelFileError, SettingError
+from firm.runtime import files
+from firm.training.methods import Diagnosis, Method
 
 SCHEDULES = ("cosine", "one-cycle")
 PRECISIONS = ("float32", "bfloat16", "auto")
+
+B = TypeVar("B")
+B_co = TypeVar("B_co", covariant=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """The paper's optimisation (appendix A); the authors' schedule is the other value of `schedule`."""
 
-    epochs: int = 2000  # 0 leaves the network as it was initialised
+    epochs: int = 2000  # 0 leaves the network at its initial weights
     batch: int = 32  # items, outliers included; every item gives two views
-    temperature: float = 0.2
-    layout: str = "concat"
+    temperature: float = 0.2  # of the contrastive loss
+    layout: str = "concat"  # of the contrastive loss
     lr: float = 0.01
     momentum: float = 0.9  # `one-cycle` cycles it between 0.95 and 0.85 instead
     weight_decay: float = 3e-4  # on every parameter, batch norm included
     warmup: float = 0.01  # part of all steps: 20 of 2000 epochs
     schedule: str = "cosine"
-    stratified: bool = False
+    stratified: bool = False  # every batch has the same number of inliers
     reuse: int = 1  # how often a synthetic outlier is used; more keep slow synthesis from holding up training
     precision: str = "auto"  # bfloat16 on CUDA, float32 elsewhere
 
     def __post_init__(self) -> None:
-        for name, value, allowed in (
-            ("layout", self.layout, LAYOUTS),
-            ("schedule", self.schedule, SCHEDULES),
-            ("precision", self.precision, PRECISIONS),
+        for name, allowed, fix in (
+            ("schedule", self.schedule in SCHEDULES, f"use one of {', '.join(SCHEDULES)}"),
+            ("precision", self.precision in PRECISIONS, f"use one of {', '.join(PRECISIONS)}"),
+            ("epochs", self.epochs >= 0, "use 0 or more"),
+            ("batch", self.batch >= 2, "use 2 or more"),
+            ("warmup", 0 <= self.warmup < 1, "use 0 or more, below 1"),
+            ("reuse", self.reuse >= 1, "an outlier is used at least once"),
+            ("lr", 0 < self.lr < math.inf, "it must be above 0"),
+            ("momentum", 0 <= self.momentum < 1, "use 0 or more, below 1"),
+            ("weight_decay", 0 <= self.weight_decay < math.inf, "use 0 or more"),
         ):
-            if value not in allowed:
-                raise FirmError(f"training.{name} is {value!r}; use one of {', '.join(allowed)}")
-        if self.epochs < 0 or self.batch < 2 or not 0 < self.temperature < math.inf or not 0 <= self.warmup < 1:
-            raise FirmError("training needs epochs >= 0, batch >= 2, temperature > 0 and warmup in 0..1")
-        if self.reuse < 1:
-            raise FirmError(f"training.reuse is {self.reuse}; an outlier is used at least once")
-        if not (0 < self.lr < math.inf and 0 <= self.momentum < 1 and 0 <= self.weight_decay < math.inf):
-            raise FirmError("training needs lr > 0, momentum in 0..1 and weight_decay >= 0")
+            if not allowed:
+                raise SettingError(f"training.{name} is {getattr(self, name)!r}; {fix}")
 
 
-class Teaching:
-    """What a training needs to know: how long, with which batches, and the network they are for."""
-
-    training: Training
-    positives: str
-    seed: int
-    preprocessing: Preprocessing
+@runtime_checkable
+class Task(Protocol[B_co]):
+    """What a training needs: how long it is, and the batch of every step."""
 
     @property
-    def steps_per_epoch(self) -> int:
-        raise NotImplementedError
-
+    def training(self) -> Training: ...
     @property
-    def steps(self) -> int:
-        return self.steps_per_epoch * self.training.epochs
-
-    @property
-    def fingerprint(self) -> str:
-        """Names what is learnt from, so that a run is never resumed on something else."""
-        raise NotImplementedError
-
-    def batch(self, step: int, device: torch.device | str = "cpu") -> Batch:
-        raise NotImplementedError
-
-    def fresh(self, encoder: Encoder) -> nn.Module:
-        """A new network; its weights depend on the seed only."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Task(Teaching):
-    """All that decides a training on images: data, what to make of it, and the seed."""
-
-    images: Tensor  # uint8 n, c, h, w: inliers only
-    preprocessing: Preprocessing
-    outliers: OutlierSource
-    views: Views
-    positives: str
-    training: Training
-    seed: int
-    foreground: Tensor | None = None  # bool n, h, w: the object in each image, for outliers and views that are local
-    ignored: Tensor | None = None  # bool h, w: what was taken from every foreground
-    hidden: Tensor | None = None  # bool n, h, w: the same in each image as it was conditioned
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return steps_per_epoch(len(self.images), self.outliers.per_inlier, self.training.batch)
-
-    @cached_property
-    def replay(self) -> Replay | None:
-        """Outliers made ahead, where each is to be used several times."""
-        if self.training.reuse == 1 or self.foreground is None:
-            return None
-        share = self.outliers.per_inlier / (1 + self.outliers.per_inlier)
-        fresh = self.training.batch * share / self.training.reuse
-        return Replay(self.outliers, self.images, self.foreground, self.seed, fresh, self.hidden)
-
-    def batch(self, step: int, device: torch.device | str = "cpu") -> Batch:
-        return make_batch(
-            self.images,
-            self.outliers,
-            self.views,
-            self.preprocessing,
-            batch=self.training.batch,
-            stratified=self.training.stratified,
-            seed=self.seed,
-            step=step,
-            foreground=self.foreground,
-            hidden=self.hidden,
-            replay=self.replay,
-            device=device,
-        )
-
-    def fresh(self, encoder: Encoder) -> Network:
-        return build(encoder, rng=stream(self.seed, "weights"))
-
-    @property
-    def fingerprint(self) -> str:
-        return "-".join(fingerprint(named) for named in (self.images, self.ignored) if named is not None)
+    def steps_per_epoch(self) -> int: ...
+    def batch(self, step: int, device: torch.device | str = "cpu", *, rank: int = 0, world: int = 1) -> B_co:
+        """A pure function of (seed, step, rank, world): the batches of all ranks together are that of one process."""
+        ...
 
 
 @dataclass
@@ -158,27 +87,18 @@ class State:
 
 @dataclass(frozen=True)
 class Progress:
-    """One step that was made; `diagnose` is computed only if somebody asks."""
+    """A step that was made."""
 
     step: int  # 1 for the first
     steps: int
     epoch: float
     lr: float
     loss: Float[Tensor, ""]
-    z: Float[Tensor, "b d"]
-    batch: Batch
-
-    def diagnose(self) -> Diagnostics:
-        return diagnose(self.z, self.batch)
+    diagnose: Callable[[], Diagnosis]  # computed when called
 
 
-def start(encoder: Encoder, training: Training, *, seed: int, device: torch.device | str = "cpu") -> State:
-    """A fresh network and optimiser; the weights depend on the seed only."""
-    return begin(build(encoder, rng=stream(seed, "weights")), training, device)
-
-
-def begin(network: nn.Module, training: Training, device: torch.device | str = "cpu") -> State:
-    """A network that is to be trained, and its optimiser."""
+def start(network: nn.Module, training: Training, device: torch.device | str = "cpu") -> State:
+    """A network about to be trained, and its optimiser."""
     network = network.to(device)
     optimizer = torch.optim.SGD(
         network.parameters(), lr=training.lr, momentum=training.momentum, weight_decay=training.weight_decay
@@ -186,22 +106,25 @@ def begin(network: nn.Module, training: Training, device: torch.device | str = "
     return State(network, optimizer)
 
 
-def train(state: State, task: Teaching) -> Iterator[Progress]:
+def train(state: State, task: Task[B], method: Method[B]) -> Iterator[Progress]:
     """Run the steps that are still missing and yield each; the state is valid whenever this yields."""
-    training, positive_set, device = task.training, POSITIVES[task.positives], state.device
-    steps = task.steps
+    training, device = task.training, state.device
+    per_epoch = task.steps_per_epoch
+    steps = per_epoch * training.epochs
+    half = training.precision == "bfloat16" or (training.precision == "auto" and device.type == "cuda")
     while state.step < steps:
         state.network.train()
         batch = task.batch(state.step, device)
         lr = set_schedule(state.optimizer, training, state.step, steps)
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=_half(training.precision, device)):
-            z = state.network(batch.images)
-        loss = contrastive_loss(z, positive_set(batch.source, batch.group), training.temperature, training.layout)
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=half):
+            loss, outputs = method.loss(state.network, batch)
         state.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         state.optimizer.step()
         state.step += 1
-        yield Progress(state.step, steps, state.step / task.steps_per_epoch, lr, loss.detach(), z.detach(), batch)
+        loss, outputs = loss.detach(), outputs.detach()
+        diagnose = partial(method.diagnose, outputs, batch, loss)
+        yield Progress(state.step, steps, state.step / per_epoch, lr, loss, diagnose)
 
 
 def learning_rate(training: Training, step: int, steps: int) -> tuple[float, float]:
@@ -223,20 +146,20 @@ def set_schedule(optimizer: torch.optim.SGD, training: Training, step: int, step
 
 
 def save_checkpoint(path: Path, state: State, digest: str) -> None:
-    """Everything needed to go on; `digest` names the task it belongs to."""
+    """Everything needed to go on; `digest` names the training it belongs to."""
     tensors = {f"network.{name}": value for name, value in state.network.state_dict().items()}
     for name, parameter in state.network.named_parameters():
         momentum = state.optimizer.state.get(parameter, {}).get("momentum_buffer")
         if momentum is not None:
             tensors[f"momentum.{name}"] = momentum
-    storage.save_tensors(path, tensors, {"step": state.step, "task": digest}, kind="checkpoint", schema=1)
+    files.save_tensors(path, tensors, {"step": state.step, "task": digest}, kind="checkpoint", schema=1)
 
 
 def load_checkpoint(path: Path, state: State, digest: str) -> None:
-    """Put a checkpoint into a fresh state; one of another task is refused."""
-    tensors, card = storage.load_tensors(path, kind="checkpoint", schema=1)
+    """Put a checkpoint into a fresh state; one of another training is refused."""
+    tensors, card = files.load_tensors(path, kind="checkpoint", schema=1)
     if card["task"] != digest:
-        raise FirmError(
+        raise ModelFileError(
             f"{path} belongs to a training with other settings or images; remove its folder or choose another one"
         )
     network = {name.removeprefix("network."): value for name, value in tensors.items() if name.startswith("network.")}
@@ -247,10 +170,6 @@ def load_checkpoint(path: Path, state: State, digest: str) -> None:
             # copied into the parameter's own memory layout, so that a resumed run also computes in the same order
             state.optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).detach().copy_(buffer)
     state.step = int(card["step"])
-
-
-def _half(precision: str, device: torch.device) -> bool:
-    return precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
 
 
 def _one_cycle(peak: float, part: float, step: int, steps: int) -> tuple[float, float]:

@@ -26,7 +26,8 @@
   const order = document.getElementById("order");
   const sort = () => gallery.append(...entries.slice().sort(orders[order.value]));
   const heat = document.getElementById("heat");
-  const warm = () => entries.forEach((entry) => { entry.querySelector(".look input").checked = heat.checked; });
+  const boxes = Array.from(gallery.querySelectorAll(".look input"));
+  const warm = () => boxes.forEach((box) => { box.checked = heat.checked; });
   filters.forEach((box) => box.addEventListener("change", filter));
   order.addEventListener("change", sort);
   heat.addEventListener("change", warm);

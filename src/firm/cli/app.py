@@ -1,0 +1,53 @@
+"""The command line: thin verbs over the package. Results go to standard output, all else to standard error.
+
+Exit codes: 0 done; 1 done, but some files could not be used; 2 a mistake a person can mend; 130 and 143 stopped by
+Ctrl-C or SIGTERM.
+Heavy modules are imported inside the verbs, so that `firm --help` answers at once.
+"""
+
+import sys
+import warnings
+from importlib.metadata import version
+from io import TextIOWrapper
+from typing import Annotated
+
+import typer
+
+from firm.cli.bench import bench
+from firm.cli.calibrate import calibrate
+from firm.cli.data import fetch
+from firm.cli.demo import demo
+from firm.cli.evaluate import card, evaluate
+from firm.cli.fit import fit
+from firm.cli.inspect import inspect
+from firm.cli.preview import masks, outliers
+from firm.cli.terminal import report_error, sentence, warn
+from firm.errors import FirmError, Stopped
+
+app = typer.Typer(name="firm", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+for verb in (fit, calibrate, inspect, evaluate, card, masks, outliers, fetch, bench, demo):
+    app.command()(verb)
+
+
+@app.callback(invoke_without_command=True)
+def firm(show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    """Visual anomaly detection: learn from good images alone, then find what is not like them."""
+    if show_version:
+        print(f"firm {version('firm')}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; a failure a person can mend is one sentence and exit code 2."""
+    if isinstance(sys.stdout, TextIOWrapper):  # a pipe of Windows may know fewer letters than the name of a file
+        sys.stdout.reconfigure(errors="backslashreplace")
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_args, **_kwargs: warn(str(message))
+        try:
+            app()
+        except Stopped as stopped:
+            report_error(str(stopped))
+            sys.exit(128 + stopped.signal)
+        except (FirmError, OSError) as error:
+            report_error(sentence(error))
+            sys.exit(2)

@@ -1,0 +1,1 @@
+"""Scores in, PASS, REVIEW or FAIL out."""

@@ -1,0 +1,1 @@
+"""A detector on the line."""

@@ -1,0 +1,1 @@
+"""Images become a detector; a detector becomes verdicts."""

@@ -1,0 +1,158 @@
+"""Build the fitted model from prepared images and a trained network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+from firm.data.duplicates import THUMBNAIL_SIDE, thumbnails
+from firm.decision.calibration import Calibration
+from firm.detector.prepare import Prepared
+from firm.images.decode import decode
+from firm.images.preprocess import resize
+from firm.networks.adaptor import Adapted, Adaptor
+from firm.networks.backbone import architecture
+from firm.networks.heads import Network
+from firm.recipes.recipe import Recipe, sparse
+from firm.runtime.files import digest
+from firm.scoring.image_scores import reference_features
+from firm.scoring.models import ImageModel, Model, PatchModel
+from firm.scoring.patch_features import extractor_of, is_grey
+from firm.training.patch_batches import PatchTask
+from firm.training.runs import Run
+
+PICTURES = 2000  # good images stored: about ten megabytes
+JPEG_QUALITY = 85
+
+Pixels = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Concatenated JPEG pictures of the first good images, as tensors for saving."""
+
+    encoded: UInt8[Tensor, " b"]
+    ends: Int[Tensor, " n"]
+
+    @classmethod
+    def of(cls, images: UInt8[Tensor, "n c h w"]) -> Examples:
+        parts = [_encoded(image.permute(1, 2, 0).numpy()) for image in images[:PICTURES]]
+        ends = torch.tensor([len(part) for part in parts], dtype=torch.int64).cumsum(0)
+        return cls(torch.cat([torch.empty(0, dtype=torch.uint8), *parts]), ends)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def picture(self, number: int) -> UInt8[Pixels, "h w 3"] | None:
+        """A training image, None if it was not stored."""
+        if not 0 <= number < len(self):
+            return None
+        begin = int(self.ends[number - 1]) if number else 0
+        return decode(self.encoded[begin : int(self.ends[number])].numpy().tobytes())
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"encoded": self.encoded, "ends": self.ends}
+
+
+NONE = Examples(torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.int64))
+
+
+def _encoded(picture: Pixels) -> UInt8[Tensor, " b"]:
+    pixels = cv2.cvtColor(picture, cv2.COLOR_RGB2BGR) if picture.shape[2] == 3 else np.ascontiguousarray(picture)
+    return torch.from_numpy(cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1].copy())
+
+
+@dataclass
+class Fitted:
+    """The result of a fit: everything a detector needs and saves."""
+
+    recipe: Recipe
+    model: Model
+    origin: dict[str, Any]  # data, seed, versions, metrics
+    thumbnails: UInt8[Tensor, "n s s"] = field(
+        default_factory=lambda: torch.empty(0, THUMBNAIL_SIDE, THUMBNAIL_SIDE, dtype=torch.uint8)
+    )
+    examples: Examples = NONE  # pictures of the good images
+    calibration: Calibration | None = None
+    probes: list[dict[str, Any]] = field(default_factory=list)  # AUROC during the training; not saved
+
+    @cached_property
+    def id(self) -> str:
+        """A digest of everything that determines a score: no thresholds, no pictures, no setting at its default."""
+        settings = {"recipe": sparse(self.recipe), "preprocessing": sparse(self.model.preprocessing)}
+        decided_by = {name: self.origin.get(name) for name in ("grey", "backbone")}
+        return digest(self.model.state_dict(), json.dumps(settings | decided_by, sort_keys=True))[:16]
+
+
+def network_of(run: Run) -> Network | Adapted:
+    """The trained network of a run, with its backbone if it has one."""
+    trained = run.state.network
+    if isinstance(run.task, PatchTask):
+        assert isinstance(trained, Adaptor)
+        return Adapted(run.task.backbone, trained)
+    assert isinstance(trained, Network)
+    return trained
+
+
+def remember(
+    recipe: Recipe, prepared: Prepared, network: Network | Adapted, origin: dict[str, Any], *, seed: int
+) -> Fitted:
+    """The fitted model, not calibrated; `recipe` may differ from the training's in what needs no training."""
+    images, aligned = prepared.data.train, prepared.aligned
+    model = fit_model(recipe, prepared, network, seed=seed)
+    examples = NONE
+    if isinstance(model, PatchModel):
+        origin = origin | {"grey": model.extractor.grey}
+        if isinstance(network, Adapted):
+            origin |= {"backbone": architecture(network.backbone), "licence": network.backbone.facts.licence}
+        assert aligned is not None
+        examples = Examples.of(aligned.moved_alike(resize(images, model.preprocessing.size)).cpu())
+    return Fitted(recipe, model, origin, thumbnails(images), examples)
+
+
+def fit_model(
+    recipe: Recipe, prepared: Prepared, network: Network | Adapted, *, seed: int, first: int | None = None
+) -> Model:
+    """The model alone, of all good images or of the first `first`."""
+    preprocessing, aligned = prepared.task.preprocessing, prepared.aligned
+    if not recipe.patchwise:
+        assert isinstance(network, Network)  # backbones describe patches
+        images = (prepared.data.train if aligned is None else aligned.images)[:first]
+        references = reference_features(network.encoder, preprocessing, images, recipe.score.turns)
+        return ImageModel(network, preprocessing, recipe.conditioning, recipe.score, references)
+    assert aligned is not None
+    grey = is_grey(resize(prepared.data.train, preprocessing.size))
+    extractor = extractor_of(network, preprocessing, recipe.grid, recipe.features, recipe.pretrained, grey=grey)
+    count = len(aligned.images[:first])
+    return PatchModel.fit(
+        extractor,
+        preprocessing,
+        recipe.conditioning,
+        recipe.memory,
+        aligned[:count],
+        seed=seed,
+        parts=prepared.parts[:count],
+        cells=prepared.task.good.features[:count] if isinstance(prepared.task, PatchTask) else None,
+        typical=prepared.typical,
+    )
+
+
+def measure(
+    model: Model, images: UInt8[Tensor, "n c h w"], on_image: Callable[[int], None] | None = None
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"] | None]:
+    """Each image's score and the maximum of its map (None without maps); one by one, exactly as in inspection."""
+    located = [model.locate(image[None], on_image) for image in images]
+    scores = torch.cat([torch.empty(0), *(result.scores for result in located)])
+    if not model.has_maps:
+        return scores, None
+    return scores, torch.cat([torch.empty(0), *(result.maps.amax(dim=(1, 2)) for result in located)])

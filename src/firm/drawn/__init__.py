@@ -1,0 +1,1 @@
+"""The built-in products: parts that are drawn, with their defects."""

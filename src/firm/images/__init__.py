@@ -1,0 +1,1 @@
+"""One image before any network: decoding, preprocessing, foreground, alignment."""

@@ -1,0 +1,1 @@
+"""Measures of detection and localisation, with their confidence intervals."""

@@ -1,0 +1,1 @@
+"""Encoders, backbones, heads and adaptors."""

@@ -1,0 +1,1 @@
+"""What knows nothing of images: named random streams, files, the feature cache, the platform."""

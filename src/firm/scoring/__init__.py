@@ -1,0 +1,1 @@
+"""Embeddings in, anomaly scores and maps out."""

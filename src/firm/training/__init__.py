@@ -1,0 +1,1 @@
+"""Positive sets, losses, batches, the loop and its runs."""

@@ -1,0 +1,114 @@
+"""What the tables plan at each scale, and that every stored run belongs to one of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from firm.data.duplicates import group_by_part
+from firm.detector.prepare import frozen_backbone
+from firm.detector.tune import choose
+from firm.drawn.render import draw_dataset
+from firm.errors import SettingError
+from firm.outliers.registry import Exposure
+from firm.recipes.presets import PAPER
+from firm.recipes.recipe import change
+from firm.research.experiment import read_record
+from firm.research.protocols import _tuned
+from firm.research.tables import SCALES, TABLES, experiment, plan
+from firm.runtime.listener import SILENT
+from firm.training.positives import POSITIVES
+
+STORED = Path("results/runs")
+
+
+def test_a_plan_is_every_row_on_every_data_set_seed_by_seed():
+    for scale, table in itertools.product(SCALES, TABLES.values()):
+        experiments = plan(table, scale, [0, 1])
+        cells = [(seed, data, row) for seed in (0, 1) for data in table.data for row in table.rows.values()]
+        assert len({one.key for one in experiments}) == len(cells) or scale == "smoke"  # where every length is one
+        for (seed, data, row), one in zip(cells, experiments, strict=True):
+            assert (one.seed, one.data, one.protocol) == (seed, data, table.protocol)
+            changes = row.changes | row.on.get(data, {})
+            length = {"training.epochs", *table.reduced}
+            assert change(one.recipe, {path: changes[path] for path in set(changes) - length}) == one.recipe
+
+
+def test_rows_of_the_objectives_differ_in_the_positive_set_alone():
+    table = TABLES["objectives"]
+    plans = [experiment(table, "cifar10:bird", name, "short", 0) for name in POSITIVES]
+    assert [one.recipe.positives for one in plans] == list(POSITIVES)
+    assert len({change(one.recipe, {"positives": "firm"}) for one in plans}) == 1
+
+
+def test_tables_share_runs():
+    objectives, exposure = (
+        {one.key for one in plan(TABLES[name], "short", [0])} for name in ("objectives", "exposure")
+    )
+    assert len(objectives & exposure) == 2
+
+
+def test_only_the_paper_scale_is_the_papers_protocol():
+    table = TABLES["objectives"]
+    paper = experiment(table, "cifar10:bird", "firm", "paper", 0)
+    assert (paper.recipe, paper.probes, paper.test_images) == (PAPER, 200, 0)
+    for scale in ("smoke", "short"):
+        reduced = experiment(table, "cifar10:bird", "firm", scale, 0)
+        assert reduced.recipe.training.epochs < PAPER.training.epochs
+        assert reduced.test_images > 0
+    with pytest.raises(SettingError, match=r"'huge'.*smoke, short, paper"):
+        plan(table, "huge", [0])
+    curve = TABLES["patch-curve"]
+    assert [one.steps for one in plan(curve, "paper", [0])] == [one.steps for one in plan(curve, "short", [0])]
+
+
+def test_every_exposure_row_names_its_pool():
+    sources = [
+        experiment(TABLES["exposure"], "cifar10:dog", row, "short", 0).recipe.outliers
+        for row in TABLES["exposure"].rows
+    ]
+    assert len({source.path for source in sources if isinstance(source, Exposure)}) == len(sources) - 1
+    assert all(source.path for source in sources if isinstance(source, Exposure))
+
+
+def test_the_row_of_patchcore_scores_as_patchcore_does():
+    memory = experiment(TABLES["pretrained"], "drawn:plate", "patchcore", "short", 0).recipe.memory
+    assert (memory.reweight, memory.standardise, memory.neighbourhood, memory.sampling) == (9, False, -1, "coreset")
+
+
+def test_variants_that_take_hours_are_left_out_where_they_do():
+    table = TABLES["patch-scoring"]
+    plates, tiles = (experiment(table, data, "firm", "short", 0).variants for data in ("drawn:plate", "magnetic_tile"))
+    assert len(set(plates) - set(tiles)) == 3
+    assert set(tiles) < set(plates)
+
+
+def test_a_table_tunes_as_a_fit_does():
+    """All that is tuned is taken over, or a table would measure what no user gets."""
+    one = experiment(TABLES["wavelets"], "drawn:plate", "firm", "short", 0)
+    data = draw_dataset("plate", size=64, train=24, good=2, bad=2)
+    parts = group_by_part(data.name, data.train)
+    for left_open in (("foreground", "features"), ("foreground", "align", "neighbourhood")):
+        recipe = change(one.recipe, {"size": 64, "automatic": left_open})
+        backbone = frozen_backbone(recipe)
+        tuned, _ = _tuned(recipe, data, parts, backbone, SILENT)
+        assert tuned.recipe == choose(recipe, data, parts, seed=0, backbone=backbone).recipe
+        assert tuned.recipe != recipe
+
+
+def test_every_stored_run_belongs_to_a_table():
+    """A setting added later must not rename what was measured before it, or the pages could not be written again."""
+    planned = {one.key: one for table in TABLES.values() for one in plan(table, "short", [0, 1, 2])}
+    stored = sorted(STORED.glob("*.json"))
+    assert stored
+    for path in stored:
+        assert path.stem in planned, path
+        record = read_record(STORED, planned[path.stem])
+        assert record is not None
+        assert record["key"] == path.stem
+        assert replace(planned[path.stem], seed=99).key != path.stem
+        assert json.loads(path.read_text(encoding="utf-8"))["code"]
