@@ -39,6 +39,8 @@ SANDAL = "fashion-mnist:sandal"
 WORKER = """
 import sys
 from pathlib import Path
+import torch
+torch.set_num_threads(1)
 from test_runner import tiny_plan
 from firm.research.runner import run_missing
 for line in run_missing(tiny_plan(int(sys.argv[2])), Path(sys.argv[1]) / "results", Path(sys.argv[1]) / "work"):

@@ -9,7 +9,6 @@ import json
 import warnings
 from importlib import resources
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -214,7 +213,7 @@ def _content(path: Path) -> object:
             return torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # torch's reader fails in as many ways as there are broken files
         reason = "is damaged or holds no tensors"
-        if isinstance(error, UnpicklingError) and "global" in str(error).lower():
+        if type(error).__name__ == "UnpicklingError" and "global" in str(error).lower():
             reason = "holds objects beside tensors, which could run code and are not read"
         raise ModelFileError(f"{path} {reason}; copy it again from its source, or {ADVICE}") from error
 
