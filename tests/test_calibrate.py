@@ -94,7 +94,7 @@ def test_images_of_the_calibration_lie_on_their_side_of_it(model: Path, plates: 
     detector = Detector.load(model)
     images, files, _ = read_files([plates / "test" / "good"], SIDE)
     detector.calibrate(images, targets=TargetRates(fail=0.1, false_calls=0.3))
-    scores, peaks = measure(detector.model, images)
+    scores, peaks, _ = measure(detector.model, images)
     assert peaks is not None
     found = [detector.inspect(file) for file in files]
     assert [one.score for one in found] == scores.tolist()

@@ -8,9 +8,9 @@ import torch
 from cheap import CHEAP
 from firm.detector import estimate
 from firm.detector.detector import Detector
-from firm.detector.estimate import LEAST_EPOCHS, MEMORY, MOST_ADAPTOR_EPOCHS, epochs_within, feature_sizes, most_images
+from firm.detector.estimate import LEAST_EPOCHS, MOST_ADAPTOR_EPOCHS, epochs_within
 from firm.detector.fit import Options, _within_minutes, fit, read_good, split_good
-from firm.detector.prepare import prepare
+from firm.detector.prepare import LIBRARIES, MEMORY, _image_bytes, feature_sizes, most_images, prepare
 from firm.drawn.render import draw_dataset, write_folder
 from firm.errors import MachineError
 from firm.networks.weights import WAVELETS, load_backbone
@@ -49,8 +49,8 @@ def test_as_many_images_as_the_memory_holds():
         backbone = load_backbone(WAVELETS) if recipe.pretrained.name else None
         counts = [most_images(recipe, 256, gigabytes, backbone) for gigabytes in (1.5, MEMORY, 50.0)]
         assert counts == sorted(set(counts))
-        room = (MEMORY * 1e9 - estimate.LIBRARIES) / counts[1]
-        assert pytest.approx(counts[2] * room, rel=0.01) == 50e9 - estimate.LIBRARIES
+        room = (MEMORY * 1e9 - LIBRARIES) / counts[1]
+        assert pytest.approx(counts[2] * room, rel=0.01) == 50e9 - LIBRARIES
         assert room > 6 * 3 * 256**2  # copies of the pixels at least
         with pytest.raises(MachineError, match=r"0\.7 GB"):
             most_images(recipe, 256, 0.7, backbone)
@@ -70,9 +70,9 @@ def test_sizes_of_features_are_those_of_a_model(plates):
 
 def test_of_more_images_than_the_memory_holds_some_are_drawn(tmp_path, monkeypatch):
     write_folder(tmp_path / "plates", "plate", size=48, train=24, good=0, bad=0)
-    monkeypatch.setattr(estimate, "FEWEST", 4)
+    monkeypatch.setattr("firm.detector.prepare.FEWEST", 4)
     recipe = change(CHEAP, {"training.epochs": 0})
-    room = (estimate.LIBRARIES + 10.5 * estimate._image_bytes(recipe, 48, None)) / 1e9
+    room = (LIBRARIES + 10.5 * _image_bytes(recipe, 48, None)) / 1e9
     with pytest.warns(UserWarning, match=r"24 good images: .*10.*--memory"):
         detector = Detector.fit(tmp_path / "plates", recipe=recipe, memory=room)
     assert detector.origin["good_images"] + detector.decides.images == 10

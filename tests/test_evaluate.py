@@ -21,7 +21,8 @@ from firm.metrics.pixel import aupro, localisation, pixel_auroc
 from firm.recipes.presets import FAST, INSPECT
 from firm.recipes.recipe import change
 from firm.report.evaluation import roc, write_evaluation
-from firm.types import Located, Truth
+from firm.scoring.models import Located
+from firm.types import Truth
 
 SIDE = 24
 

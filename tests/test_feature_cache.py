@@ -95,7 +95,7 @@ def mended(folder, whole, **options):
     values = run(folder, network, on_rows=reported.append, **options)
     assert torch.equal(values, VALUES.half())
     assert files(folder) == whole
-    assert sum(reported) == ROWS
+    assert reported[-1] == ROWS
     return network.asked
 
 
@@ -134,7 +134,7 @@ def test_any_shape_and_any_chunk_give_the_same_rows(tmp_path_factory, rows, chun
         network, reported = Network(rows, values), []
         found = stored(folder, "good", KEY, rows, network, chunk=chunk, on_rows=reported.append)
         assert network.asked == expected
-        assert sum(reported) == rows
+        assert (reported or [0])[-1] == rows
         assert torch.equal(found, values.half()) if rows else len(found) == 0
 
 
@@ -170,9 +170,9 @@ def test_rows_are_reported_as_they_are_made(tmp_path):
     reported = []
     with suppress(InterruptedError):
         run(tmp_path, Network(until=6), on_rows=reported.append)
-    assert reported == [3, 3]
+    assert reported == [3, 6]
     run(tmp_path, on_rows=reported.append)
-    assert reported == [3, 3, 6, 3, 2]
+    assert reported == [3, 6, 6, 9, 11]
     run(tmp_path, on_rows=reported.append)
     assert reported[5:] == [11]
 

@@ -224,7 +224,7 @@ def test_a_trial_and_the_places_of_the_object_know_what_is_hidden() -> None:
         assert torch.equal(ready.images, ALIGNED.conditioning(images, CORNER).completed(typical).images)
     hidden = view.known.hidden()
     assert hidden is not None
-    everywhere = replace(view.known, foreground=torch.ones_like(hidden)).without(hidden)
+    everywhere = replace(view.known, foreground=~hidden)
     present = PatchScorer.fit(extractor.grid, view.known_features, everywhere, Memory(neighbourhood=0), seed=0).present
     torch.testing.assert_close(present, torch.ones_like(present))  # in whatever part of the images it was hidden
 

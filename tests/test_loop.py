@@ -16,13 +16,12 @@ from firm.training.loop import (
     SCHEDULES,
     Training,
     learning_rate,
-    load_checkpoint,
-    save_checkpoint,
     set_schedule,
     start,
     train,
 )
 from firm.training.methods import Contrastive
+from firm.training.runs import load_checkpoint, save_checkpoint
 from firm.views.registry import SimCLR
 
 FIRM = Contrastive()

@@ -186,5 +186,5 @@ def test_the_command_lists_tables_and_writes_nothing_into_docs(tmp_path, monkeyp
 
 
 def test_the_legend_explains_every_protocol():
-    assert set(pages._stored("legends")) == {table.protocol for table in TABLES.values()}
-    assert set(pages.SECTIONS) == set(pages._stored("legends"))
+    assert set(pages.stored("legends")) == {table.protocol for table in TABLES.values()}
+    assert set(pages.SECTIONS) == set(pages.stored("legends"))

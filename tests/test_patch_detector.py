@@ -24,9 +24,9 @@ from firm.outliers.registry import PerlinBlend
 from firm.recipes.presets import INSPECT, PATCHES
 from firm.recipes.recipe import Recipe, change
 from firm.runtime.random import stream
+from firm.scoring.models import Located
 from firm.scoring.patch_bank import Memory
 from firm.scoring.patch_grid import Grid
-from firm.types import Located
 
 SIDE = 96
 SMALL: Recipe = change(
@@ -79,7 +79,7 @@ def test_it_finds_defects_in_any_position_and_illumination(detector: Detector, l
 def test_the_threshold_is_that_of_the_images_held_out(detector: Detector) -> None:
     learn, held_out = split_by_part(torch.arange(30), 0.2, seed=0)
     assert detector.origin["good_images"] == len(detector.thumbnails) == len(learn) == 24
-    scores, _ = measure(detector.model, GOOD[held_out])
+    scores = measure(detector.model, GOOD[held_out]).scores
     assert detector.limit == threshold_of(scores, 0.15)[0]
     assert detector.decides.scores == tuple(scores.tolist())
     assert detector.decides.images == 6

@@ -14,7 +14,7 @@ from firm.detector import self_check as module
 from firm.detector.detector import Detector
 from firm.detector.fit import Options, fit, read_good, split_good
 from firm.detector.prepare import prepare
-from firm.detector.remember import network_of, remember
+from firm.detector.remember import remember
 from firm.detector.self_check import PROBES, CheckImages, Prober, pixel_baseline, self_check, summary, warning
 from firm.drawn.render import draw_dataset
 from firm.images.decode import decode
@@ -23,6 +23,7 @@ from firm.recipes.presets import FAST
 from firm.recipes.presets import recipe as preset
 from firm.recipes.recipe import change
 from firm.report.evaluation import draw_progress
+from firm.scoring.models import PatchScorer
 from firm.scoring.patch_features import PIXELS, cell_pixels, pixel_features
 from firm.scoring.patch_grid import Grid
 from firm.training.runs import HISTORY
@@ -52,7 +53,7 @@ class Steps:
         run = self.prepared.run()
         for _ in run:
             pass
-        self.fitted = remember(recipe, self.prepared, network_of(run), {}, seed=0)
+        self.fitted = remember(recipe, self.prepared, self.prepared.trained(run), {}, seed=0)
         self.check = CheckImages.of(recipe, self.prepared, self.split.held_out, seed=0)
 
 
@@ -136,9 +137,9 @@ def test_the_baseline_is_the_detector_of_plain_pixels(wavy, plates):
 def test_the_baseline_is_of_evenly_drawn_images_and_knows_which_show_one_part(wavy, plates, monkeypatch):
     monkeypatch.setattr(module, "BASELINE", 7)
     seen = []
-    fit_scorer = module.PatchScorer.fit
+    fit_scorer = PatchScorer.fit
     monkeypatch.setattr(
-        module.PatchScorer,
+        PatchScorer,
         "fit",
         lambda *arguments, parts, **options: seen.append(parts) or fit_scorer(*arguments, parts=parts, **options),
     )

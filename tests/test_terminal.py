@@ -82,11 +82,11 @@ def test_no_bar_in_a_log_or_with_quiet(
 
 
 def test_a_verb_sets_the_level(tmp_path: Path) -> None:
-    for flag, level in (("--verbose", terminal.Level.VERBOSE), ("-q", terminal.Level.QUIET)):
+    for flag, level in (("--verbose", terminal.VERBOSE), ("-q", terminal.QUIET)):
         run("inspect", tmp_path / "none.firm", tmp_path, flag)
         assert terminal._level is level
     run("inspect", tmp_path / "none.firm", tmp_path)
-    assert terminal._level is terminal.Level.NORMAL
+    assert terminal._level is terminal.NORMAL
 
 
 def test_the_version_is_that_of_the_package() -> None:

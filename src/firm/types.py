@@ -113,14 +113,6 @@ class Focus:
     altered: Bool[Tensor, "n h w"]  # empty for an inlier
 
 
-@dataclass(frozen=True)
-class Located:
-    """The score of every image and its anomaly map."""
-
-    scores: Float[Tensor, " n"]
-    maps: Float[Tensor, "n h w"]
-
-
 @runtime_checkable
 class OutlierSource(Protocol):
     """Makes one outlier from each inlier (or in its place)."""

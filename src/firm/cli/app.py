@@ -1,8 +1,7 @@
 """The command line: thin verbs over the package. Results go to standard output, all else to standard error.
 
 Exit codes: 0 done; 1 done, but some files could not be used; 2 a mistake a person can mend; 130 and 143 stopped by
-Ctrl-C or SIGTERM.
-Heavy modules are imported inside the verbs, so that `firm --help` answers at once.
+Ctrl-C or SIGTERM. Heavy modules are imported inside the verbs, so that `firm --help` answers at once.
 """
 
 import sys
@@ -13,9 +12,8 @@ from typing import Annotated
 
 import typer
 
-from firm.cli.bench import bench
+from firm.cli.bench import bench, fetch
 from firm.cli.calibrate import calibrate
-from firm.cli.data import fetch
 from firm.cli.demo import demo
 from firm.cli.evaluate import card, evaluate
 from firm.cli.fit import fit

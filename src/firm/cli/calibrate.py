@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from firm.cli.evaluate import loaded
 from firm.cli.options import AsJson, Data, Device, Fail, FalseCalls, Model, Output, Strict, Threads
@@ -25,15 +25,11 @@ def calibrate(
     good: Data,
     false_calls: FalseCalls = 0.05,
     fail: Fail = 0.01,
-    defects: Annotated[
-        Path | None, typer.Option(help="A folder of defective images, to count how many are missed.")
-    ] = None,
-    misses: Annotated[float | None, typer.Option(help="Target rate of those defects that do not FAIL.")] = None,
-    fail_at: Annotated[float | None, typer.Option(help="FAIL above this score, instead of a target rate.")] = None,
-    review_at: Annotated[float | None, typer.Option(help="PASS up to this score, instead of a target rate.")] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Where to write; by default beside the detector.")
-    ] = None,
+    defects: Annotated[Path | None, Option(help="A folder of defective images, to count how many are missed.")] = None,
+    misses: Annotated[float | None, Option(help="Target rate of those defects that do not FAIL.")] = None,
+    fail_at: Annotated[float | None, Option(help="FAIL above this score, instead of a target rate.")] = None,
+    review_at: Annotated[float | None, Option(help="PASS up to this score, instead of a target rate.")] = None,
+    out: Annotated[Path | None, Option("--out", "-o", help="Where to write; by default beside the detector.")] = None,
     device: Device = "cpu",
     threads: Threads = 0,
     strict: Strict = False,
@@ -60,14 +56,10 @@ def calibrate(
     if count > ENOUGH:
         say(f"{count:,} good images: {ENOUGH:,} of them, drawn evenly, are read; more would not change the thresholds")
     images, left_out = loaded(good, how, strict=strict, most=ENOUGH, with_test=False)
-    defective = None
-    if defects is not None:
-        defective, unread = _defects(defects, how, strict=strict)
-        left_out += unread
+    bad, unread = (None, []) if defects is None else _defects(defects, how, strict=strict)
+    left_out += unread
     with reporting() as listener:
-        result = detector.calibrate(
-            images.train, name=images.name, defects=defective, targets=targets, listener=listener
-        )
+        result = detector.calibrate(images.train, name=images.name, defects=bad, targets=targets, listener=listener)
     write_calibration(file, result)
     texts = warnings_of(result)
     for text in texts:

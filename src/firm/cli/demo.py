@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from firm.cli.options import AsJson, Device, Output, Seed, Settings, Threads
 from firm.cli.terminal import percent, reporting, show, use_device
@@ -14,8 +14,8 @@ PRESET = "wavelets"  # needs no weights, so that the same report comes out whate
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Where parts, detector and report are written.")] = Path("demo"),
-    product: Annotated[str, typer.Option(help="plate, weave or label.")] = "plate",
+    out: Annotated[Path, Option(help="Where parts, detector and report are written.")] = Path("demo"),
+    product: Annotated[str, Option(help="plate, weave or label.")] = "plate",
     settings: Settings = None,
     seed: Seed = 0,
     device: Device = "cpu",

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from firm.cli.options import AsJson, Data, Device, Model, Output, Strict, Threads
 from firm.cli.terminal import percent, reporting, show, use_device, warn, warn_left_out
@@ -28,8 +28,7 @@ def evaluate(
     model: Model,
     data: Data,
     report: Annotated[
-        Path | None,
-        typer.Option(help="Write the ROC, the score of every image, misses and false calls into this folder."),
+        Path | None, Option(help="Write the ROC, the score of every image, misses and false calls into this folder.")
     ] = None,
     device: Device = "cpu",
     threads: Threads = 0,
@@ -112,29 +111,22 @@ def as_values(data: str, result: Evaluation, threshold: float, unmarked: int | N
 
 
 def as_text(data: str, result: Evaluation, threshold: float, unmarked: int | None) -> str:
-    """An evaluation for a person.
-
-    `unmarked` counts the defective images without a mask; None: the data has neither kinds nor masks.
-    """
-    overall, trivial = result.overall, result.trivial
-    lines = [
-        f"{data}: image AUROC {percent(overall.auroc)} on {result.images} images, {overall.images} of them defective"
-    ]
+    """An evaluation for a person; `unmarked` counts defective images without a mask, None: masks are unknown."""
+    total, trivial = result.overall, result.trivial
+    lines = [f"{data}: image AUROC {percent(total.auroc)} on {result.images} images, {total.images} of them defective"]
     if result.ignored:
         lines.append(f"{result.ignored} defective images are marked only on ignored pixels and not counted above")
     if unmarked is not None:
-        lines += _pixel_lines(overall, f"{unmarked} of {overall.images} masks unknown")
-    return "\n".join(
-        [
-            *lines,
-            *_columns(_kinds(result.kinds)),
-            f"at the threshold {threshold:.6g}: {100 * result.caught:.1f} % of the defects caught, "
-            f"{100 * result.false_calls:.1f} % false calls",
-            *_columns(_verdicts(result.confusion)),
-            f"trivial baselines: brightness {100 * trivial.brightness:.1f}, "
-            f"nearest whole image {100 * trivial.neighbour:.1f}",
-        ]
-    )
+        lines += _pixel_lines(total, f"{unmarked} of {total.images} masks unknown")
+    lines += [
+        *_columns(_kinds(result.kinds)),
+        f"at the threshold {threshold:.6g}: {100 * result.caught:.1f} % of the defects caught, "
+        f"{100 * result.false_calls:.1f} % false calls",
+        *_columns(_verdicts(result.confusion)),
+        f"trivial baselines: brightness {100 * trivial.brightness:.1f}, "
+        f"nearest whole image {100 * trivial.neighbour:.1f}",
+    ]
+    return "\n".join(lines)
 
 
 def warnings_about(result: Evaluation) -> list[str]:

@@ -6,26 +6,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Exit, Option
 
-from firm.cli.options import (
-    AsJson,
-    Bits,
-    Data,
-    Device,
-    Fail,
-    FalseCalls,
-    Gigabytes,
-    Holdout,
-    Ignore,
-    Output,
-    Preset,
-    Pretrained,
-    Seed,
-    Settings,
-    Strict,
-    Threads,
-)
+from firm.cli import options as opt
 from firm.cli.terminal import detail, report_error, reporting, say, sentence, show, use_device, warn
 from firm.errors import DataError, FirmError, SettingError, named
 
@@ -40,31 +23,30 @@ LEARNT, KEPT, FAILED = "learnt", "kept", "failed"
 
 
 def fit(
-    data: Data,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where the detector is written.")],
-    preset: Preset = None,
-    encoder: Pretrained = None,
-    settings: Settings = None,
+    data: opt.Data,
+    out: Annotated[Path, Option("--out", "-o", help="Where the detector is written.")],
+    preset: opt.Preset = None,
+    encoder: opt.Pretrained = None,
+    settings: opt.Settings = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0.1, help="Train for about so long, and draw how it goes (curve.png).")
+        float | None, Option(min=0.1, help="Train for about so long, and draw how it goes (curve.png).")
     ] = None,
     per_folder: Annotated[
-        bool,
-        typer.Option("--per-folder", help="One product per sub-folder of DATA: each gets its own OUT/<name>.firm."),
+        bool, Option("--per-folder", help="One product per sub-folder of DATA: each gets its own OUT/<name>.firm.")
     ] = False,
-    seed: Seed = 0,
-    device: Device = "cpu",
-    threads: Threads = 0,
-    holdout: Holdout = None,
-    false_calls: FalseCalls = 0.05,
-    fail: Fail = 0.01,
-    checkpoint_seconds: Annotated[float, typer.Option(help="How much work an interruption may cost.")] = 30.0,
-    depth: Bits = None,
-    strict: Strict = False,
-    ignore: Ignore = None,
-    memory: Gigabytes = MEMORY,
-    as_json: AsJson = False,
-    output: Output = None,
+    seed: opt.Seed = 0,
+    device: opt.Device = "cpu",
+    threads: opt.Threads = 0,
+    holdout: opt.Holdout = None,
+    false_calls: opt.FalseCalls = 0.05,
+    fail: opt.Fail = 0.01,
+    checkpoint_seconds: Annotated[float, Option(help="How much work an interruption may cost.")] = 30.0,
+    depth: opt.Bits = None,
+    strict: opt.Strict = False,
+    ignore: opt.Ignore = None,
+    memory: opt.Gigabytes = MEMORY,
+    as_json: opt.AsJson = False,
+    output: opt.Output = None,
 ) -> None:
     """Learn from good images and write a detector. Run it again after an interruption: it goes on where it was."""
     from firm.decision.calibration import summary_of, to_json
@@ -87,7 +69,7 @@ def fit(
         checkpoint_seconds=checkpoint_seconds,
     )
     if per_folder:
-        raise typer.Exit(_fit_each(data, out, recipe, options, as_json=as_json))
+        raise Exit(_fit_each(data, out, recipe, options, as_json=as_json))
     good = _read(data, out, recipe, options)
     detector = _learn(good, out)
     by = detector.decides
@@ -154,9 +136,6 @@ def _learn(good: Good, out: Path) -> Detector:
     return detector
 
 
-# --- one detector per sub-folder ---
-
-
 @dataclass(frozen=True)
 class Outcome:
     """What became of one product."""
@@ -174,10 +153,7 @@ class Outcome:
 
 
 def _fit_each(tree: str, out: Path, recipe: Recipe, options: Options, *, as_json: bool) -> int:
-    """A detector OUT/<name>.firm for every product in the tree; returns the exit code.
-
-    A detector that the same fit would give again is kept, so the same command goes on after any interruption.
-    """
+    """A detector OUT/<name>.firm per product; what the same fit would give again is kept. Returns the exit code."""
     products = _products(tree, out)
     outcomes = list[Outcome]()
     for number, product in enumerate(products, 1):

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option
 
 from firm.cli.options import AsJson, Device, Model, Output, Strict, Threads
 from firm.cli.terminal import reporting, say, show, use_device, warn, warn_left_out
@@ -29,17 +29,17 @@ JOURNAL, PAGE, HEAT = "watched.jsonl", "watched.html", "heat"  # what a watch wr
 
 def inspect(
     model: Model,
-    images: Annotated[list[Path], typer.Argument(help="Image files and folders.")],
+    images: Annotated[list[Path], Argument(help="Image files and folders.")],
     report: Annotated[
-        Path | None, typer.Option(help="Write report.html, verdicts.csv and verdicts.jsonl into this folder.")
+        Path | None, Option(help="Write report.html, verdicts.csv and verdicts.jsonl into this folder.")
     ] = None,
     maps: Annotated[
-        Path | None, typer.Option(help="Write every image under its heat map into this folder, sub-folders kept.")
+        Path | None, Option(help="Write every image under its heat map into this folder, sub-folders kept.")
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Decide every image that appears in the folders, once; needs --report.")
+        bool, Option("--watch", help="Decide every image that appears in the folders, once; needs --report.")
     ] = False,
-    gallery: Annotated[int, typer.Option(min=0, help="How many images the report shows, the worst first.")] = 500,
+    gallery: Annotated[int, Option(min=0, help="How many images the report shows, the worst first.")] = 500,
     device: Device = "cpu",
     threads: Threads = 0,
     strict: Strict = False,
@@ -86,7 +86,7 @@ def inspect(
         warn(note)
     show(_values(batch, page, targets), "\n".join(_lines(batch, by, page, maps)), as_json)
     counts = batch.counts()
-    raise typer.Exit(FAILED if counts["FAIL"] else UNREAD if batch.left_out else REVIEWED if counts["REVIEW"] else 0)
+    raise Exit(FAILED if counts["FAIL"] else UNREAD if batch.left_out else REVIEWED if counts["REVIEW"] else 0)
 
 
 def _with_maps(images: Iterable[InspectedImage], targets: dict[str, Path]) -> Iterator[InspectedImage]:
@@ -101,15 +101,14 @@ def _with_maps(images: Iterable[InspectedImage], targets: dict[str, Path]) -> It
 
 
 def _values(batch: Inspection, page: Path | None, targets: dict[str, Path]) -> dict[str, Any]:
-    scores, light = batch.drift(), batch.light_drift()
+    drifts = {"drift": batch.drift(), "light": batch.light_drift()}
     written = ({"map": str(targets[verdict.image])} if targets else {} for verdict in batch.verdicts)
     return {
         "report": None if page is None else str(page),
         "counts": batch.counts(),
         "images": [asdict(verdict) | file for verdict, file in zip(batch.verdicts, written, strict=True)],
         "left_out": [{"file": file, "reason": reason} for file, reason in batch.left_out],
-        "drift": None if scores is None else asdict(scores) | {"sentence": scores.sentence},
-        "light": None if light is None else asdict(light) | {"sentence": light.sentence},
+        **{name: found and asdict(found) | {"sentence": found.sentence} for name, found in drifts.items()},
     }
 
 

@@ -3,55 +3,51 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from firm.cli.terminal import set_level
 
-Data = Annotated[
-    str, typer.Argument(help="A folder, or DATASET:CLASS such as mvtec:screw, cifar10:bird or drawn:plate.")
-]
-Model = Annotated[Path, typer.Argument(help="A detector written by `firm fit`.")]
-Picture = Annotated[Path, typer.Option("--out", "-o", help="The picture to write (PNG).")]
+Data = Annotated[str, Argument(help="A folder, or DATASET:CLASS such as mvtec:screw, cifar10:bird or drawn:plate.")]
+Model = Annotated[Path, Argument(help="A detector written by `firm fit`.")]
+Picture = Annotated[Path, Option("--out", "-o", help="The picture to write (PNG).")]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change one setting; may be repeated.")
+    list[str] | None, Option("--set", metavar="PATH=VALUE", help="Change one setting; may be repeated.")
 ]
-Seed = Annotated[int, typer.Option(help="Decides everything random.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, ...")]
-Threads = Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves the choice to torch.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first file that cannot be used, else skip it.")]
+Seed = Annotated[int, Option(help="Decides everything random.")]
+Device = Annotated[str, Option(help="cpu, cuda, cuda:1, mps, ...")]
+Threads = Annotated[int, Option(min=0, help="CPU threads; 0 leaves the choice to torch.")]
+Strict = Annotated[bool, Option("--strict", help="Stop at the first file that cannot be used, else skip it.")]
 Bits = Annotated[
-    int | None,
-    typer.Option("--depth", min=8, max=16, help="Bits of deep images (12 in 16, ...); by default found on them."),
+    int | None, Option("--depth", min=8, max=16, help="Bits of deep images (12 in 16, ...); by default found on them.")
 ]
 Preset = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="Where the settings start: inspect, adapted, wavelets, patches, whole, parts, fast, paper or authors. "
         "By default fast for classes of semantic data sets, adapted or wavelets for everything else."
     ),
 ]
 Pretrained = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="Frozen features to start from: efficientnet-lite0, -lite1, -lite2, timm:NAME, a weights file of one of "
         "these or of a ResNet (.safetensors or .pth), or wavelets, which need no weights."
     ),
 ]
 Ignore = Annotated[
-    Path | None,
-    typer.Option("--ignore", metavar="FILE", help="A mask of the camera's view: white pixels never decide."),
+    Path | None, Option("--ignore", metavar="FILE", help="A mask of the camera's view: white pixels never decide.")
 ]
-Gigabytes = Annotated[float, typer.Option(help="Memory to use; of more good images than fit, some are drawn.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Gigabytes = Annotated[float, Option(help="Memory to use; of more good images than fit, some are drawn.")]
+AsJson = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 Holdout = Annotated[
     float | None,
-    typer.Option(help="Share of the good images kept for the thresholds; by default a tenth, or what they need."),
+    Option(help="Share of the good images kept for the thresholds; by default a tenth, or what they need."),
 ]
-FalseCalls = Annotated[float, typer.Option(help="Target rate of good parts that do not PASS (REVIEW or FAIL).")]
-Fail = Annotated[float, typer.Option(help="Target rate of good parts that FAIL.")]
+FalseCalls = Annotated[float, Option(help="Target rate of good parts that do not PASS (REVIEW or FAIL).")]
+Fail = Annotated[float, Option(help="Target rate of good parts that FAIL.")]
 Output = Annotated[
     bool | None,
-    typer.Option(
+    Option(
         "--verbose/--quiet",
         "-v/-q",
         callback=set_level,

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from firm.cli.options import AsJson, Data, Ignore, Output, Picture, Seed, Settings
 from firm.cli.terminal import reporting, show
@@ -52,7 +52,7 @@ def outliers(
     data: Data,
     out: Picture,
     source: Annotated[
-        list[str] | None, typer.Option(help=f"A source of outliers; may be repeated. By default {', '.join(SOURCES)}.")
+        list[str] | None, Option(help=f"A source of outliers; may be repeated. By default {', '.join(SOURCES)}.")
     ] = None,
     settings: Settings = None,
     ignore: Ignore = None,

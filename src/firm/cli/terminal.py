@@ -1,12 +1,4 @@
-"""What a person sees, at three levels.
-
-Results go to standard output, everything else to standard error:
-
-    show(values, text, as_json)   the result of a verb; always
-    warn(text)                    what may make the result wrong or incomplete, such as a file left out; always
-    report_error(text)            why something failed; always
-    say(text)                     what was found and chosen; not with --quiet
-    detail(text)                  everything else; only with --verbose
+"""What a person sees: results on standard output, everything else on standard error, at three levels.
 
 A verb takes `output: Output = None` (options.py), which sets the level. Long work gets a listener, `reporting()`, that
 prints the same way and shows one bar with the current stage and the time left.
@@ -17,9 +9,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,43 +24,38 @@ if TYPE_CHECKING:
     from firm.metrics.image import Interval
 
 
-class Level(IntEnum):
-    """How much is printed beside the result."""
-
-    QUIET, NORMAL, VERBOSE = range(3)
-
-
-_level = Level.NORMAL
+QUIET, NORMAL, VERBOSE = range(3)  # how much is printed beside the result
+_level = NORMAL
 
 
 def set_level(verbose: bool | None) -> bool | None:
     """The level of this process: verbose, quiet (False) or normal (None)."""
     global _level
-    _level = Level.NORMAL if verbose is None else Level.VERBOSE if verbose else Level.QUIET
+    _level = NORMAL if verbose is None else VERBOSE if verbose else QUIET
     return verbose
 
 
 def say(text: str) -> None:
-    """A sentence beside the result, unless quiet."""
-    _print(text, Level.NORMAL)
+    """What was found and chosen; not with --quiet."""
+    _print(text, NORMAL)
 
 
 def detail(text: str) -> None:
-    """A sentence for those who asked for more."""
-    _print(text, Level.VERBOSE)
+    """Everything else; only with --verbose."""
+    _print(text, VERBOSE)
 
 
 def warn(text: str) -> None:
-    """A warning, at every level."""
-    _print(f"warning: {text}", Level.QUIET)
+    """What may make the result wrong or incomplete, such as a file left out; always."""
+    _print(f"warning: {text}", QUIET)
 
 
 def report_error(text: str) -> None:
-    """Why something failed, at every level."""
-    _print(f"firm: {text}", Level.QUIET)
+    """Why something failed; always."""
+    _print(f"firm: {text}", QUIET)
 
 
-def _print(text: str, level: Level) -> None:
+def _print(text: str, level: int) -> None:
     if level <= _level:
         print(text, file=sys.stderr, flush=True)
 
@@ -81,13 +67,11 @@ def sentence(error: Exception) -> str:
     return str(error)
 
 
-def warn_left_out(skipped: Iterable[tuple[Path | str, str]]) -> list[str]:
+def warn_left_out(skipped: Sequence[tuple[Path | str, str]]) -> list[str]:
     """Warn of files that could not be used, given with the reason, and list them."""
-    left_out = []
-    for file, reason in skipped:
+    for _, reason in skipped:
         warn(f"left out: {reason}")
-        left_out.append(str(file))
-    return left_out
+    return [str(file) for file, _ in skipped]
 
 
 def show(values: dict[str, Any], text: str, as_json: bool, left_out: Sequence[str] = ()) -> None:
@@ -130,14 +114,9 @@ def reporting() -> Iterator[Reporter]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(elapsed_when_finished=True),
-        TextColumn("{task.fields[note]}"),
-    )
-    hidden = _level == Level.QUIET or not sys.stderr.isatty()
+    stage, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
+    columns = (stage, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(elapsed_when_finished=True), note)
+    hidden = _level == QUIET or not sys.stderr.isatty()
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, redirect_stdout=False, disable=hidden) as bar:
         reporter = Reporter(bar)

@@ -44,10 +44,8 @@ def read_cats_vs_dogs(places: Sequence[Path]) -> tuple[Split, Split]:
                 damaged = f"{(~usable).sum()} of {len(records)} files"
                 warnings.warn(f"{damaged} in {place} cannot be decoded and are left out", stacklevel=2)
             return _split(records[usable])
-    raise DataError(
-        f"cats-vs-dogs is not in {places[0]}; unpack there the train folder (cat.0.jpg, dog.0.jpg, ...) of {KAGGLE}, "
-        f"or the PetImages folder of {MICROSOFT}"
-    )
+    choices = f"the train folder (cat.0.jpg, dog.0.jpg, ...) of {KAGGLE}, or the PetImages folder of {MICROSOFT}"
+    raise DataError(f"cats-vs-dogs is not in {places[0]}; unpack there {choices}")
 
 
 def shrink(image: npt.NDArray[np.uint8], side: int) -> npt.NDArray[np.uint8]:
@@ -111,9 +109,8 @@ def _split(records: Records) -> tuple[Split, Split]:
     members = [np.flatnonzero(labels == number) for number in (0, 1)]
     counts = [len(indices) for indices in members]
     if counts != [PER_CLASS] * 2:
-        warnings.warn(
-            f"{counts} cats and dogs, not {PER_CLASS} each: split 80/20, not the published split", stacklevel=2
-        )
+        found = f"{counts} cats and dogs, not {PER_CLASS} each"
+        warnings.warn(f"{found}: split 80/20, not the published split", stacklevel=2)
     rng = np.random.RandomState(0)  # legacy on purpose: it defines the published split
     shuffled = [rng.permutation(indices) for indices in members]
     train = np.concatenate([order[: len(order) * 4 // 5] for order in shuffled])

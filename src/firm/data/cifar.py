@@ -35,10 +35,7 @@ def read_cifar100_super(places: Sequence[Path]) -> tuple[Split, Split]:
 
 
 def _superclass(split: Split, name: str) -> Split:
-    """Labelled by the coarse byte, after a check that the fine byte agrees with the table.
-
-    A published superclass list is known to be wrong in 13 of 20 rows; a silent disagreement would change the task.
-    """
+    """Labelled by the coarse byte, if the fine byte agrees with our table: a published list has 13 wrong rows of 20."""
     images, (coarse, fine) = split[0], split[1].T
     expected = np.empty(100, dtype=np.int64)
     for number, members in enumerate(DATASETS["cifar100-super"].classes.values()):
@@ -46,10 +43,9 @@ def _superclass(split: Split, name: str) -> Split:
     wrong = np.flatnonzero(expected[fine] != coarse)
     if wrong.size:
         at = int(wrong[0])
-        raise DataError(
-            f"record {at} of {name} puts fine label {fine[at]} in superclass {coarse[at]}, not {expected[fine[at]]}; "
-            f"this is not the official CIFAR-100: get {_archive('cifar100-super')}"
-        )
+        puts = f"puts fine label {fine[at]} in superclass {coarse[at]}, not {expected[fine[at]]}"
+        official = f"this is not the official CIFAR-100: get {', '.join(DATASETS['cifar100-super'].files)}"
+        raise DataError(f"record {at} of {name} {puts}; {official}")
     return images, coarse
 
 
@@ -67,7 +63,7 @@ def _records(content: bytes, name: str, *, kinds: tuple[int, ...]) -> Split:
 
 def _read(places: Sequence[Path], dataset: str, names: Sequence[str], *, pickled: Sequence[str]) -> dict[str, bytes]:
     """The named files from the first place that has them all, loose or in the official archive."""
-    url = _archive(dataset)
+    url = next(iter(DATASETS[dataset].files))
     for place in places:
         if all((place / name).is_file() for name in names):
             return {name: (place / name).read_bytes() for name in names}
@@ -75,15 +71,9 @@ def _read(places: Sequence[Path], dataset: str, names: Sequence[str], *, pickled
             return _read_archive(place / Path(url).name, names)
     pickles = [place / name for place in places for name in pickled if (place / name).exists()]
     if pickles:
-        raise DataError(
-            f"{pickles[0]} is a Python pickle, which can run any code and is not read; "
-            f"put the binary version {url} into {places[0]} instead"
-        )
+        instead = f"put the binary version {url} into {places[0]} instead"
+        raise DataError(f"{pickles[0]} is a Python pickle, which can run any code and is not read; {instead}")
     raise DataError(f"{dataset} is not in {places[0]}; run `firm fetch {dataset}`, or download {url} into that folder")
-
-
-def _archive(dataset: str) -> str:
-    return next(iter(DATASETS[dataset].files))
 
 
 def _read_archive(archive: Path, names: Sequence[str]) -> dict[str, bytes]:

@@ -48,9 +48,8 @@ def download(url: str, target: Path, checksum: str, *, progress: Progress | None
             raise DataError(f"{url} could not be fetched ({reason}); run it again to continue {part}") from error
     if not _verified(part, checksum):
         part.unlink()
-        raise DataError(
-            f"{url} does not have the checksum {checksum}; the download was removed, try again or another network"
-        )
+        advice = "the download was removed, try again or another network"
+        raise DataError(f"{url} does not have the checksum {checksum}; {advice}")
     replace_file(part, target)
     return target
 

@@ -65,23 +65,18 @@ def nearest(
     rows: Float[Tensor, "m s"], among: Float[Tensor, "n s"], count: int, distance: Distance
 ) -> tuple[Float[Tensor, "m k"], Int[Tensor, "m k"]]:
     """Distance and index of the `count` nearest rows of `among`, nearest first; no row is its own neighbour."""
-    distances, indices = [], []
+    found = []
     for start in range(0, len(rows), BLOCK):
         block = distance(rows[start : start + BLOCK], among)
         if rows is among:
-            block[torch.arange(len(block)), torch.arange(start, start + len(block))] = torch.inf
-        values, places = block.topk(count, dim=1, largest=False)
-        distances.append(values)
-        indices.append(places)
-    return torch.cat(distances), torch.cat(indices)
+            block.diagonal(start).fill_(torch.inf)
+        found.append(block.topk(count, dim=1, largest=False))
+    return torch.cat([near.values for near in found]), torch.cat([near.indices for near in found])
 
 
 def nearest_images(images: UInt8[Tensor, "n c h w"]) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-    """Distance and index of the nearest other images by grey level, nearest first.
-
-    Matrix products find them quickly; the distances are then computed again, because the product of two copies is
-    mostly rounding.
-    """
+    """Distance and index of the nearest other images by grey level, nearest first."""
+    # matrix products find them quickly, but the product of two copies is mostly rounding: the distances come after
     grey = grey_thumbnails(images)
     centred = grey - grey.mean(0)
     _, which = nearest(centred, centred, _neighbours(len(images)), FAST)
@@ -92,10 +87,9 @@ def nearest_images(images: UInt8[Tensor, "n c h w"]) -> tuple[Float[Tensor, "n k
 
 
 def copies_of_known(images: UInt8[Tensor, "m c h w"], known: UInt8[Tensor, "n s s"]) -> Bool[Tensor, " m"]:
-    """Which images are copies of those with the `known` thumbnails.
+    """Which images are copies of the `known` ones: thumbnails are equal, or much nearer than those to each other.
 
-    A copy has an equal thumbnail, or one much nearer than the known ones are to each other. Where all known images look
-    alike, such as flat textures, only equal thumbnails count.
+    Where all known images look alike, such as flat textures, only equal thumbnails count.
     """
     if not len(known) or not len(images):
         return torch.zeros(len(images), dtype=torch.bool)
@@ -144,28 +138,19 @@ def describe_parts(parts: Int[Tensor, " n"]) -> str:
     shared = _in_groups_of(2, parts)
     if shared < WORTH_REPORTING * len(parts):
         return ""
-    return (
-        f"parts: {shared} of the {len(parts)} good images share a part with others, {len(parts.unique())} parts in "
-        "all; images of one part are kept together"
-    )
-
-
-# --- checks before training ---
+    sharing = f"{shared} of the {len(parts)} good images share a part with others, {len(parts.unique())} parts in all"
+    return f"parts: {sharing}; images of one part are kept together"
 
 
 def check_good(data: OneClass) -> None:
     """Raise if there are too few good images or all are the same picture."""
     count = len(data.train)
     if count < 2:
-        raise DataError(
-            f"{named(data.name)} has {count} good image{'s' * (count != 1)}, which is too few; give at least 2, "
-            "better 50 or more"
-        )
+        few = f"{named(data.name)} has {count} good image{'s' * (count != 1)}, which is too few"
+        raise DataError(f"{few}; give at least 2, better 50 or more")
     if bool((data.train == data.train[:1]).all()):
-        raise DataError(
-            f"all {count} good images of {named(data.name)} are the same picture, so there is no variation to learn; "
-            "give photographs of different parts"
-        )
+        same = f"all {count} good images of {named(data.name)} are the same picture, so there is no variation to learn"
+        raise DataError(f"{same}; give photographs of different parts")
 
 
 def warnings_about(data: OneClass, *, holdout: float = 0.1, false_calls: float = 0.05) -> list[str]:
@@ -173,18 +158,14 @@ def warnings_about(data: OneClass, *, holdout: float = 0.1, false_calls: float =
     count, copy = len(data.train), duplicated(data.train)
     warnings = [_too_few(count, holdout, false_calls)] if count < FEW else []
     if copy.any():
-        example = _names(data, copy)[0]
-        warnings.append(
-            f"{int(copy.sum())} of {count} good images are copies of others (for example {example}); remove them: "
-            "they add nothing, and a held-out copy makes the threshold too low"
-        )
+        found = f"{int(copy.sum())} of {count} good images are copies of others (for example {_names(data, copy)[0]})"
+        why = "they add nothing, and a held-out copy makes the threshold too low"
+        warnings.append(f"{found}; remove them: {why}")
     odd = isolated(data.train, ~copy)
     if odd.any():
         examples = ", ".join(_names(data, odd)[:EXAMPLES])
-        warnings.append(
-            f"{int(odd.sum())} of {count} good images look unlike all others ({examples}); "
-            "remove any that are not good parts of this product"
-        )
+        found = f"{int(odd.sum())} of {count} good images look unlike all others ({examples})"
+        warnings.append(f"{found}; remove any that are not good parts of this product")
     return warnings
 
 
@@ -201,10 +182,8 @@ def isolated(images: UInt8[Tensor, "n c h w"], among: Bool[Tensor, " n"]) -> Boo
 
 def _too_few(count: int, holdout: float, false_calls: float) -> str:
     kept = held_out_images(count, holdout)
-    sentence = (
-        f"{count} good images are few: the {kept} held out for the thresholds can guarantee a false-call rate of "
-        f"{100 / (kept + 1):.0f} % at best"
-    )
+    rate = f"a false-call rate of {100 / (kept + 1):.0f} % at best"
+    sentence = f"{count} good images are few: the {kept} held out for the thresholds can guarantee {rate}"
     if not (0 < holdout < 1 and 0 < false_calls < 1):
         return sentence  # rejected elsewhere
     images = math.ceil((math.ceil(1 / false_calls - 1e-9) - 1) / holdout - 1e-9)
@@ -213,13 +192,9 @@ def _too_few(count: int, holdout: float, false_calls: float) -> str:
 
 def _names(data: OneClass, which: Bool[Tensor, " n"]) -> list[str]:
     """The file names of these images, or their numbers where they come from no file."""
-    numbers: Int[Tensor, " k"] = which.nonzero().squeeze(1)
-    if len(data.files) != len(data.train):
-        return [f"number {number + 1}" for number in numbers.tolist()]
-    return [named(data.files[number].name) for number in numbers.tolist()]
-
-
-# --- distances between thumbnails ---
+    unnamed = len(data.files) != len(data.train)
+    numbers = which.nonzero().squeeze(1).tolist()
+    return [f"number {number + 1}" if unnamed else named(data.files[number].name) for number in numbers]
 
 
 def _neighbours(images: int) -> int:

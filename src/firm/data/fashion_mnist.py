@@ -19,13 +19,12 @@ NAMES = tuple(f"{split}-{part}-ubyte" for split in ("train", "t10k") for part in
 def read_fashion_mnist(places: Sequence[Path]) -> tuple[Split, Split]:
     """The official train and test splits; images stay 28 x 28 with one channel."""
     for place in (*places, DEBIAN):
-        files = [file for name in NAMES if (file := _find(place, name))]
-        if len(files) == len(NAMES):
-            return _split(files[0], files[1]), _split(files[2], files[3])
-    raise DataError(
-        f"fashion-mnist is not in {places[0]}; run `firm fetch fashion-mnist` or `apt-get install "
-        f"dataset-fashion-mnist`, or download into it {', '.join(DATASETS['fashion-mnist'].files)}"
-    )
+        found = [file for name in NAMES if (file := _find(place, name))]
+        if len(found) == len(NAMES):
+            return _split(found[0], found[1]), _split(found[2], found[3])
+    run = "run `firm fetch fashion-mnist` or `apt-get install dataset-fashion-mnist`"
+    files = ", ".join(DATASETS["fashion-mnist"].files)
+    raise DataError(f"fashion-mnist is not in {places[0]}; {run}, or download into it {files}")
 
 
 def _find(place: Path, name: str) -> Path | None:
@@ -35,10 +34,8 @@ def _find(place: Path, name: str) -> Path | None:
 def _split(image_file: Path, label_file: Path) -> Split:
     images, labels = _read_idx(image_file, 3), _read_idx(label_file, 1)
     if images.shape != (len(labels), 28, 28):
-        raise DataError(
-            f"{image_file} has shape {images.shape}, not (n, 28, 28) for the {len(labels)} labels of {label_file}; "
-            "fetch both again"
-        )
+        wrong = f"has shape {images.shape}, not (n, 28, 28) for the {len(labels)} labels of {label_file}"
+        raise DataError(f"{image_file} {wrong}; fetch both again")
     if (labels > 9).any():
         raise DataError(f"{label_file} holds label {labels.max()}, not only 0..9; fetch it again")
     return images[:, None], labels.astype(np.int64)

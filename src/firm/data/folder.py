@@ -93,10 +93,7 @@ class Tested:
 
 
 def load_folder(folder: Path, reading: Reading | None = None) -> OneClass:
-    """The folder's good images to train on and its labelled images to test on, if it has any.
-
-    A damaged file is skipped with a warning that names it, unless `strict` is set.
-    """
+    """The folder's good images to train on and its labelled images to test on, if it has any."""
     return read_listing(str(folder), list_folder(folder), reading or Reading())
 
 
@@ -143,10 +140,7 @@ def read_files(
 
 
 def find_files(paths: list[Path]) -> list[Path]:
-    """Image files given one by one or by their folder, in the order given, including those of sub-folders.
-
-    A sub-folder that cannot be opened is listed as a file: reading it reports the error and affects no other file.
-    """
+    """Image files, and those in folders at any depth; a folder that cannot be opened is listed: reading reports it."""
     files = [file for path in paths for file in (all_files(path) if os.path.isdir(path) else [path])]
     if not files:
         where = ", ".join(map(named, paths))
@@ -162,15 +156,11 @@ def refuse_mixing(folder: Path, paths: list[Path]) -> None:
             raise SettingError(f"{named(folder)} lies among the images of {named(path)}; name another folder")
 
 
-# --- listing ---
-
-
 def list_folder(folder: Path) -> Listing:
     """The files of whichever layout the folder has."""
     if not folder.is_dir():
         raise DataError(f"{named(folder)} is not a folder; give the folder that holds the good images")
-    mvtec = list_mvtec(folder)
-    if mvtec is not None:
+    if (mvtec := list_mvtec(folder)) is not None:
         return mvtec
     if (folder / GOOD).is_dir():
         bad = {"bad": folder / "bad"} if (folder / "bad").is_dir() else {}
@@ -185,10 +175,7 @@ def list_mvtec(folder: Path) -> Listing | None:
 
 
 def image_files(folder: Path) -> list[Path]:
-    """The images in a folder by suffix, sorted by name, without hidden files.
-
-    Broken links and formats that are not read are included, so that reading reports them by name.
-    """
+    """The images in a folder, sorted by name; broken links and foreign formats too, so that reading reports them."""
     if not folder.is_dir():
         raise DataError(f"{named(folder)} is not a folder; give the folder that holds the images")
     return _images(folder, _contents(folder)[1])
@@ -253,9 +240,6 @@ def _list_kinds(folder: Path, kinds: dict[str, Path], good: Path | None = None) 
             test.append(Labelled(image, kind, own[0] if own and kind != GOOD else None))
     strays = [mask for of_kind in masks.values() for mask in of_kind.values() if mask not in used]
     return Listing(good or folder, image_files(good) if good else [], test, truth.is_dir(), strays)
-
-
-# --- reading ---
 
 
 def _decode_files(paths: Sequence[Path], reading: Reading) -> Images:

@@ -16,30 +16,19 @@ from firm.types import OneClass
 
 SPLIT = Path("split_csv") / "1cls.csv"  # of VisA: which images are trained on
 COLUMNS = ("object", "split", "label", "image", "mask")
-
-
 GET_SPLIT = f"get {SPLIT} from {DATASETS['visa'].home}"
 
 
 def read_category(dataset: str, name: str, places: Sequence[Path], reading: Reading) -> OneClass:
-    """One category; a warning if it has other numbers of images than the published one.
-
-    `places` are the folders that may hold the set, most likely first, the data root last.
-    """
+    """One category from the first of `places` that has it; warns if it has other numbers of images than published."""
     images = read_listing(name, list_category(dataset, name, places), reading)
     defective = int(images.anomalous.sum())
     found = len(images.train), len(images.test) - defective, defective
     published = DATASETS[dataset].classes[name]
     if found != published:
-        warnings.warn(
-            f"{dataset}:{name} has {_counts(found)}, the published set {_counts(published)}: results do not compare",
-            stacklevel=2,
-        )
+        here, there = ("{} training, {} good and {} defective test images".format(*n) for n in (found, published))
+        warnings.warn(f"{dataset}:{name} has {here}, the published set {there}: results do not compare", stacklevel=2)
     return images
-
-
-def _counts(numbers: tuple[int, ...]) -> str:
-    return "{} training, {} good and {} defective test images".format(*numbers)
 
 
 def list_category(dataset: str, name: str, places: Sequence[Path]) -> Listing:
@@ -52,17 +41,12 @@ def list_category(dataset: str, name: str, places: Sequence[Path]) -> Listing:
         if listing is not None:
             return listing
     facts = DATASETS[dataset]
-    raise DataError(
-        f"{dataset}:{name} is not in {places[0]}; unpack there the folder {name}, which holds {facts.marker}, "
-        f"of {facts.home}"
-    )
+    unpack = f"unpack there the folder {name}, which holds {facts.marker}, of {facts.home}"
+    raise DataError(f"{dataset}:{name} is not in {places[0]}; {unpack}")
 
 
 def _list_visa(folder: Path, name: str) -> Listing:
-    """The files of VisA's own layout, split by the table beside its classes.
-
-    The table names files from the archive's root, pcb1/Data/...; the class itself may be elsewhere.
-    """
+    """The files of VisA's own layout, split by its table, which names files from the archive's root: pcb1/Data/..."""
     train, test = list[Path](), list[Labelled]()
     for row in _split_rows(folder, name):
         image, mask = (folder.joinpath(*Path(row[column]).parts[1:]) for column in ("image", "mask"))
@@ -80,8 +64,7 @@ def _list_visa(folder: Path, name: str) -> Listing:
 
 def _split_rows(folder: Path, name: str) -> list[dict[str, str]]:
     """The table's rows for one class; it is beside the class or, where that was copied alone, in it."""
-    beside, within = folder.parent / SPLIT, folder / SPLIT
-    table = within if within.is_file() else beside
+    table = (folder if (folder / SPLIT).is_file() else folder.parent) / SPLIT
     try:
         with table.open(encoding="utf-8-sig", newline="") as file:
             rows = [{column: row[column] or "" for column in COLUMNS} for row in csv.DictReader(file)]

@@ -23,10 +23,7 @@ from firm.types import Depth, OneClass, Split, Statistics
 
 @dataclass(frozen=True)
 class Dataset:
-    """What is published about a data set, and what reads it; the entries are in datasets.json.
-
-    Functions are given as "module:function" and imported when the set is loaded: a fit of a folder needs none of them.
-    """
+    """What is published about a data set (datasets.json), and what reads it: "module:function", imported to load it."""
 
     classes: Mapping[str, tuple[int, ...]]  # in the order of their labels, with the numbers published about each
     size: int  # px at which the paper works on it
@@ -69,17 +66,10 @@ def load(
     max_images: int = 0,
     with_test: bool = True,
 ) -> OneClass:
-    """The images of "dataset:class" or of a folder.
+    """The images of "dataset:class", a class by name or number, or of a folder, also one in FIRM_DATA by its name.
 
-    Args:
-        name: a class by name or number, as in "cifar10:bird"; a folder, also one in FIRM_DATA by its name alone. A data
-            set's name has precedence over a folder of that name: write ./cifar10 for the folder.
-        root: where data sets are kept; by default FIRM_DATA.
-        side: pixels at which the images of folders, industrial sets and drawn parts are kept.
-        depth: which sample is white in files of more than 8 bits; by default found on the good images.
-        strict: raise at the first file that cannot be used, instead of skipping it with a warning.
-        max_images: good files that are opened, sampled uniformly; 0: all. For folders and industrial sets.
-        with_test: False reads no test images of folders and industrial sets.
+    A data set's name has precedence over a folder of that name: write ./cifar10 for the folder. `root` replaces
+    FIRM_DATA; the settings, explained by `Reading`, are for folders and sets of parts.
     """
     folder = folder_named(name, root)
     if folder is not None:

@@ -46,10 +46,7 @@ def held_out_images(images: int, holdout: float) -> int:
 
 
 def default_holdout(images: int, false_calls: float) -> float:
-    """The default holdout: a tenth, or what the requested false-call rate takes, but at most a quarter.
-
-    A few more images to train on change little; a threshold set on a few guarantees little.
-    """
+    """A tenth, or what the false-call rate takes, at most a quarter: a threshold set on few guarantees little."""
     return max(TENTH, min(QUARTER, parts_needed(false_calls) / max(1, images)))
 
 

@@ -24,6 +24,9 @@ PASS, REVIEW, FAIL = "PASS", "REVIEW", "FAIL"
 KIND, NAME = "calibration", "calibration.json"
 AGAIN = "run firm calibrate again"
 
+Scores = Float[Tensor, " n"]
+Parts = Int[Tensor, " n"] | None
+
 
 @dataclass(frozen=True, kw_only=True)
 class TargetRates:
@@ -56,9 +59,7 @@ class Guarantee:
         return self.wished is not None and self.kept > self.wished + 1e-9
 
 
-def threshold_of(
-    held_out: Float[Tensor, " n"], false_calls: float, parts: Int[Tensor, " n"] | None = None
-) -> tuple[float, Guarantee]:
+def threshold_of(held_out: Scores, false_calls: float, parts: Parts = None) -> tuple[float, Guarantee]:
     """The lowest threshold that guarantees the false-call rate, else the largest score; k parts allow 1 / (k + 1)."""
     _check_rate("false_calls", false_calls)
     weights = _weights(held_out, parts)
@@ -68,12 +69,12 @@ def threshold_of(
     return float(ordered[place]), Guarantee(false_calls, max(0.0, 1 - float(below[place])))
 
 
-def rate_at(held_out: Float[Tensor, " n"], value: float, parts: Int[Tensor, " n"] | None = None) -> float:
+def rate_at(held_out: Scores, value: float, parts: Parts = None) -> float:
     """The guaranteed false-call rate at a threshold set by hand."""
     return max(0.0, 1 - float(_weights(held_out, parts)[held_out.double() <= value].sum()))
 
 
-def _weights(held_out: Float[Tensor, " n"], parts: Int[Tensor, " n"] | None) -> Float[Tensor, " n"]:
+def _weights(held_out: Scores, parts: Parts) -> Scores:
     """Image weights: equal for all parts, the next part included."""
     if not len(held_out):
         raise DataError("a threshold needs held-out good images; set holdout above 0 or give more images")
@@ -96,16 +97,13 @@ def _check_order(review: float, fail: float) -> None:
 
 @dataclass(frozen=True)
 class Misses:
-    """Rates of labelled defects that do not FAIL and that PASS.
-
-    `enough` is the highest fail threshold that meets the target, `price` its guaranteed false-call rate.
-    """
+    """Rates of labelled defects that do not FAIL and that PASS."""
 
     wished: float | None
     unfailed: Rate
     passed: Rate
-    enough: float | None = None
-    price: float | None = None
+    enough: float | None = None  # the highest fail threshold that meets the target
+    price: float | None = None  # its guaranteed false-call rate
 
     @property
     def too_many(self) -> bool:
@@ -157,19 +155,16 @@ class Calibration:
 
 
 def calibration_of(
-    good: Float[Tensor, " n"],
+    good: Scores,
     *,
     model: str,
-    peaks: Float[Tensor, " n"] | None = None,
-    parts: Int[Tensor, " n"] | None = None,
-    light: Float[Tensor, " n"] | None = None,
+    peaks: Scores | None = None,
+    parts: Parts = None,  # that each image shows
+    light: Scores | None = None,  # brightness, stored to detect drift
     defects: Float[Tensor, " m"] | None = None,
     targets: TargetRates | None = None,
 ) -> Calibration:
-    """Image thresholds from the scores of held-out good images, the pixel threshold from the peaks of their maps.
-
-    `parts` is the part each image shows; `light`, the brightness, is stored to detect drift.
-    """
+    """Image thresholds from the scores of held-out good images, the pixel threshold from the peaks of their maps."""
     targets = targets or TargetRates()
     if targets.misses is not None and defects is None:
         raise DataError("a target rate of misses needs labelled defects; give some")
@@ -201,15 +196,13 @@ def calibration_of(
     )
 
 
-def _threshold(good: Tensor, parts: Tensor | None, target: float, by_hand: float | None) -> tuple[float, Guarantee]:
+def _threshold(good: Scores, parts: Parts, target: float, by_hand: float | None) -> tuple[float, Guarantee]:
     if by_hand is None:
         return threshold_of(good, target, parts)
     return by_hand, Guarantee(None, rate_at(good, by_hand, parts))
 
 
-def _misses(
-    defects: Tensor, review: float, fail: float, good: Tensor, parts: Tensor | None, target: float | None
-) -> Misses:
+def _misses(defects: Tensor, review: float, fail: float, good: Scores, parts: Parts, target: float | None) -> Misses:
     if not len(defects) or not bool(defects.isfinite().all()):
         raise DataError("the defects have no finite score among them all; give at least one image of a defect")
     scores = defects.double()
@@ -220,9 +213,6 @@ def _misses(
     first = float(scores.sort().values[min(int(target * len(scores) + 1e-9), len(scores) - 1)])
     enough = math.nextafter(first, -math.inf)
     return Misses(target, unfailed, passed, enough, rate_at(good, enough, parts))
-
-
-# --- in words ---
 
 
 def summary_of(calibration: Calibration) -> list[str]:
@@ -282,9 +272,6 @@ def _counted(rate: Rate) -> str:
     return f"{rate.count} of {rate.of} ({_percent(rate.count / rate.of)}, {interval})"
 
 
-# --- the file in a detector's folder ---
-
-
 def beside(model: Path | str) -> Path:
     """Where the calibration of a detector is stored."""
     return Path(model) / NAME
@@ -335,10 +322,8 @@ def read_calibration(path: Path | str, *, model: str) -> Calibration:
     except FirmError as error:
         raise ModelFileError(f"the calibration {named(path)} cannot be used: {error}") from None
     if calibration.model != model:
-        raise ModelFileError(
-            f"the calibration {named(path)} belongs to model {named(calibration.model)}, not to {model}; "
-            f"{AGAIN} or remove it"
-        )
+        other = f"belongs to model {named(calibration.model)}, not to {model}"
+        raise ModelFileError(f"the calibration {named(path)} {other}; {AGAIN} or remove it")
     return calibration
 
 

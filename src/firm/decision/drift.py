@@ -22,9 +22,11 @@ PLACES = 99  # maximum number of reference scores to compare with, evenly spaced
 ALIEN = 0.9  # fraction of the batch above every good image that indicates another product
 FEW = 5  # images needed to report that
 SLIGHT = 0.05  # relative change of brightness that is tolerated; a guess
-SPREADS = (
-    6  # median above the reference's in interquartile ranges: other products were at 21 to 102, defects alone at 2
-)
+SPREADS = 6  # interquartile ranges above the reference's median: other products were at 21 to 102, defects alone at 2
+
+New = Float[Tensor, " m"]  # scores of the batch
+Old = Float[Tensor, " n"]  # scores of the reference
+Parts = Int[Tensor, " n"] | None
 
 
 @dataclass(frozen=True)
@@ -86,14 +88,7 @@ class LightDrift:
         )
 
 
-def drift(
-    batch: Float[Tensor, " m"],
-    reference: Float[Tensor, " n"],
-    *,
-    parts: Int[Tensor, " n"] | None = None,
-    images: int = 0,
-    level: float = 0.01,
-) -> Drift:
+def drift(batch: New, reference: Old, *, parts: Parts = None, images: int = 0, level: float = 0.01) -> Drift:
     """Compare the scores of a batch, one per part (`one_of_each`), with those of held-out good images of `parts`.
 
     `images` counts all images of the batch, of which a fifth may be defects of different parts.
@@ -112,14 +107,7 @@ def drift(
     return Drift(moved, foreign, p_value, level, len(new), len(alone), direction, enough, above)
 
 
-def light_drift(
-    batch: Float[Tensor, " m"],
-    reference: Float[Tensor, " n"],
-    *,
-    parts: Int[Tensor, " n"] | None = None,
-    images: int = 0,
-    level: float = 0.01,
-) -> LightDrift:
+def light_drift(batch: New, reference: Old, *, parts: Parts = None, images: int = 0, level: float = 0.01) -> LightDrift:
     """The same for brightness, ignoring changes below `SLIGHT`. Defects may be brighter or darker."""
     new, _, alone = _compared(batch, reference, parts, level)
     allowed = min(len(new), _allowed(max(images, len(new))))
@@ -154,13 +142,11 @@ def images_needed(reference: int, level: float) -> int:
 
 
 def surprise(batch: Float[Tensor, "b g"], reference: Float[Tensor, "b n"]) -> Float[Tensor, " b"]:
-    """The minimum over reference scores of the hypergeometric tail probability of the count above, per row.
-
-    Ties count as not above, so they only lower the false-alarm rate.
-    """
+    """The minimum over reference scores of the hypergeometric tail probability of the count above, per row."""
     g, n = batch.shape[1], reference.shape[1]
     places = _places(n)
     against = reference.sort(dim=1).values[:, places].contiguous()
+    # ties count as not above, so they only lower the false-alarm rate
     above = g - torch.searchsorted(batch.sort(dim=1).values, against, right=True)
     return _tails(places, n, g).expand(len(batch), -1, -1).gather(2, above[:, :, None]).amin((1, 2))
 
@@ -176,9 +162,7 @@ def chance_of(surprises: Float[Tensor, " b"], g: int, n: int) -> Float[Tensor, "
     return (1 - _never_reached(bounds, g)).clamp(surprises, (len(places) * surprises).clamp(max=1)).clamp(max=1)
 
 
-def _compared(
-    batch: Tensor, reference: Tensor, parts: Tensor | None, level: float
-) -> tuple[Float[Tensor, " m"], Float[Tensor, " n"], Float[Tensor, " k"]]:
+def _compared(batch: New, reference: Old, parts: Parts, level: float) -> tuple[New, Old, Float[Tensor, " k"]]:
     """The validated batch, the reference, and one score per part of the reference."""
     for name, scores in (("batch", batch), ("calibration", reference)):
         if not len(scores):

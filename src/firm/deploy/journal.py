@@ -1,12 +1,10 @@
 """The journal of a watch: one JSON line per decided image, identified by path, size and modification time."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,7 +17,7 @@ Stamp = Sequence[int]  # size and mtime_ns
 HEAD = b'{"file": '  # start of every line
 
 
-class Journal:
+class Journal(AbstractContextManager["Journal"]):
     """JSON lines on disk, durable when `write` returns; opening removes an incomplete last line and takes a lock."""
 
     def __init__(self, path: Path) -> None:
@@ -31,9 +29,6 @@ class Journal:
             self._end = self._repair()  # end of the last complete line
             self._lock = lock.pop_all()
         self._open = True
-
-    def __enter__(self) -> Journal:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,17 +20,17 @@ from firm.decision.calibration import (
     write_calibration,
 )
 from firm.decision.verdict import Region, Verdict, regions_of
-from firm.detector.estimate import MEMORY
 from firm.detector.fit import Good, Images, OnProgress, Options, check_images, fit, read_good
 from firm.detector.model_folder import read_fitted, write_model
+from firm.detector.prepare import MEMORY
 from firm.detector.remember import Fitted, measure
 from firm.errors import DataError, ModelFileError, named
 from firm.images.decode import Source, decode
 from firm.images.preprocess import Preprocessing, brightness
 from firm.recipes.recipe import Recipe, to_json
 from firm.runtime.listener import SILENT, Listener
-from firm.scoring.models import Examination
-from firm.types import Depth, Located
+from firm.scoring.models import Examination, Located
+from firm.types import Depth
 
 OnImage = Callable[[int], None]
 
@@ -195,15 +196,17 @@ class Detector(Fitted):
         parts = group_by_part(name, fresh)
         if text := describe_parts(parts):
             listener.say(text)
-        count = listener.count("scoring", len(fresh) + (0 if defects is None else len(defects)))
-        scores, peaks = measure(self.model, fresh, count)
+        measured = measure(self.model, fresh, partial(listener.progress, "scoring good images", total=len(fresh)))
+        if defects is not None:
+            scored = partial(listener.progress, "scoring defects", total=len(defects))
+            defects = measure(self.model, defects, scored).scores
         self.calibration = calibration_of(
-            scores,
+            measured.scores,
             model=self.id,
-            peaks=peaks,
+            peaks=measured.peaks,
             parts=parts,
-            light=brightness(fresh, self.model.ignored),
-            defects=None if defects is None else measure(self.model, defects, count)[0],
+            light=measured.light,
+            defects=defects,
             targets=targets,
         )
         return self.calibration

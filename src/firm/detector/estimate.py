@@ -1,38 +1,22 @@
-"""How many images fit into a memory budget, and how many epochs into a time budget."""
+"""How many epochs fit into a time budget."""
 
 import time
 
 import torch
 
-from firm.detector.prepare import Prepared
+from firm.detector.prepare import Prepared, feature_sizes
 from firm.detector.self_check import INSPECTED, KNOWN, PROBES
-from firm.errors import MachineError
-from firm.images.preprocess import Preprocessing
 from firm.networks.backbone import Backbone
-from firm.networks.heads import Network
 from firm.recipes.recipe import Recipe
 from firm.scoring.models import BY_MEAN
-from firm.scoring.patch_features import EncoderFeatures, cell_pixels, feature_count, kinds_of
+from firm.scoring.patch_features import kinds_of
 from firm.training.loop import start, train
 
-MEMORY = 6.0  # default memory budget of a fit, GB
-FEWEST = 20  # good images that the memory must hold
-LIBRARIES = 700e6  # bytes of the libraries, the network and a training step
-PIXEL_COPIES, FEATURE_COPIES = 6, 3  # copies of an image's pixels and of its patch features held at the peak
 TIMED = 4  # training steps to time
 LEAST_EPOCHS = 5  # even if the time is too short
 MOST_ADAPTOR_EPOCHS = 30  # an adaptor gains nothing from more
 MATRIX = 1024  # side of the matrices whose product measures the speed of this machine
 SEARCH_SPEED = 0.5  # speed of a neighbour search relative to a matrix product
-
-
-def most_images(recipe: Recipe, side: int, gigabytes: float, backbone: Backbone | None) -> int:
-    """How many good images a fit can use within a memory budget."""
-    per_image = _image_bytes(recipe, side, backbone)
-    if (images := int((gigabytes * 1e9 - LIBRARIES) / per_image)) < FEWEST:
-        least = (LIBRARIES + FEWEST * per_image) / 1e9
-        raise MachineError(f"{gigabytes:g} GB of memory are too little for a fit; give {least:.1f} or more")
-    return images
 
 
 def epochs_within(
@@ -50,33 +34,6 @@ def epochs_within(
     after = _search_seconds(recipe, prepared, backbone) * (1 + scored / len(prepared.data.train))
     epochs = (60 * minutes - elapsed - after) / max(step * task.steps_per_epoch, 1e-9)
     return max(LEAST_EPOCHS, int(min(epochs, MOST_ADAPTOR_EPOCHS) if backbone is not None else epochs))
-
-
-def feature_sizes(recipe: Recipe, backbone: Backbone | None) -> dict[str, int]:
-    """The feature dimension of each kind for one patch."""
-    grid, settings = recipe.grid, recipe.pretrained
-    if backbone is not None:
-        patch = torch.zeros(1, 3, settings.pool * grid.stride, settings.pool * grid.stride, dtype=torch.uint8)
-        pixels = cell_pixels(grid, settings.pool, patch, grey=False).shape[-1]
-        trained = {"encoder": settings.out, "projection": recipe.encoder.head.out}
-        return trained | {"backbone": feature_count(settings, backbone.facts), "pixels": pixels}
-    with torch.device("meta"):
-        network = Network(recipe.encoder)
-    kinds = kinds_of(recipe.features)
-    extractor = EncoderFeatures(network.to_empty(device="cpu"), Preprocessing(grid.size), grid, kinds, grey=False)
-    patch = torch.zeros(1, 3, grid.size, grid.size, dtype=torch.uint8)
-    return {kind: features.shape[-1] for kind, features in extractor(patch).items()}
-
-
-def _image_bytes(recipe: Recipe, side: int, backbone: Backbone | None) -> float:
-    pixels = PIXEL_COPIES * 3 * side * side
-    if not recipe.patchwise:
-        return pixels
-    working = min(side, recipe.size or side)
-    working -= working % recipe.grid.stride if recipe.pretrained.name else 0
-    rows, columns = recipe.grid.shape(working, working)
-    sizes = feature_sizes(recipe, backbone)
-    return pixels + FEATURE_COPIES * 4 * rows * columns * sum(sizes[kind] for kind in kinds_of(recipe.features))
 
 
 def _search_seconds(recipe: Recipe, prepared: Prepared, backbone: Backbone | None) -> float:

@@ -19,7 +19,8 @@ from firm.errors import DataError
 from firm.images.ignore_mask import scaled
 from firm.metrics.image import Interval, auroc, auroc_interval
 from firm.metrics.pixel import Localisation, localisation
-from firm.types import Located, Truth
+from firm.scoring.models import Located
+from firm.types import Truth
 
 IGNORED = "(ignored)"  # kind of images whose defect is under ignored pixels; cannot be a folder name
 COVERED = 0.95  # fraction of a marked defect under ignored pixels from which the image is not evaluated

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,23 @@ from firm.data.folder import SIZE
 from firm.data.registry import load, shows_parts, training_files
 from firm.data.splits import default_holdout, parts_needed, split_by_part
 from firm.decision.calibration import Calibration, TargetRates, calibration_of
-from firm.detector.estimate import LEAST_EPOCHS, MEMORY, epochs_within, most_images
-from firm.detector.prepare import Prepared, check_ignore_mask, check_recipe, frozen_backbone, prepare, read_side
-from firm.detector.remember import Fitted, measure, network_of, remember
+from firm.detector.estimate import LEAST_EPOCHS, epochs_within
+from firm.detector.prepare import (
+    MEMORY,
+    Prepared,
+    check_ignore_mask,
+    check_recipe,
+    frozen_backbone,
+    most_images,
+    prepare,
+    read_side,
+)
+from firm.detector.remember import Fitted, measure, remember
 from firm.detector.self_check import CheckImages, Prober, self_check, summary, warning
 from firm.detector.tune import choose, choose_features
 from firm.errors import DataError, MachineError, named
 from firm.images.ignore_mask import read_ignored
-from firm.images.preprocess import brightness, fingerprint
+from firm.images.preprocess import fingerprint
 from firm.networks.backbone import Backbone
 from firm.recipes import presets
 from firm.recipes.recipe import Recipe, change, sparse
@@ -140,7 +150,7 @@ def fit(good: Good, listener: Listener = SILENT, on_progress: OnProgress | None 
             check = CheckImages.of(prepared.recipe, prepared, split.held_out, seed=seed)
             prober = None if options.minutes is None else Prober(prepared, check, seed)
         run = train(prepared, options, listener=listener, callbacks=(prober, on_progress))
-        network = network_of(run)
+        network = prepared.trained(run)
         recipe = choose_features(prepared, network, seed=seed, listener=listener)
         origin = _origin(prepared, run) | {"asked": good.key}
         listener.progress("remembering good images", 0, None)
@@ -204,11 +214,11 @@ def train(
     prepared: Prepared, options: Options, *, listener: Listener = SILENT, callbacks: Sequence[OnProgress | None] = ()
 ) -> Run:
     """Train the network; with a folder, an interrupted training resumes."""
-    recipe, task = prepared.recipe, prepared.task
+    recipe, epochs = prepared.recipe, prepared.recipe.training.epochs
     run = prepared.run(device=options.device, folder=options.folder, checkpoint_seconds=options.checkpoint_seconds)
     if run.steps:
         what = (recipe.pretrained.name and f"an adaptor on {recipe.pretrained.name}") or "an encoder from scratch"
-        listener.say(f"training: {what}, {recipe.training.epochs} epochs of {task.steps_per_epoch} steps")
+        listener.say(f"training: {what}, {epochs} epochs of {run.steps // epochs} steps")
     for progress in run:
         losses = [line["loss"] for line in run.history.lines[-2:] if "loss" in line]
         listener.progress("training", progress.step, progress.steps, f"loss {losses[-1]:.3f}" if losses else "")
@@ -236,18 +246,16 @@ def _origin(prepared: Prepared, run: Run) -> dict[str, Any]:
 def calibrate(fitted: Fitted, split: Split, options: Options, listener: Listener = SILENT) -> Calibration:
     """Thresholds from the scores of the held-out images."""
     images = split.held_out
-    scores, peaks = measure(fitted.model, images, listener.count("setting thresholds", len(images)))
+    measured = measure(fitted.model, images, partial(listener.progress, "setting thresholds", total=len(images)))
+    targets = TargetRates(false_calls=options.false_calls, fail=options.fail)
     return calibration_of(
-        scores,
+        measured.scores,
         model=fitted.id,
-        peaks=peaks,
+        peaks=measured.peaks,
         parts=split.held_out_parts,
-        light=brightness(images, fitted.model.ignored),
-        targets=TargetRates(false_calls=options.false_calls, fail=options.fail),
+        light=measured.light,
+        targets=targets,
     )
-
-
-# --- reading and time ---
 
 
 def as_data(good: UInt8[Tensor, "n c h w"], ignored: Bool[Tensor, "a b"] | None = None) -> OneClass:

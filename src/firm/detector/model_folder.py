@@ -21,7 +21,7 @@ from firm.networks.heads import Network, arranged
 from firm.networks.weights import rebuild
 from firm.recipes.recipe import Recipe, from_json
 from firm.runtime.files import Card, check_card, digest, write_atomically
-from firm.scoring.models import ImageModel, PatchModel
+from firm.scoring.models import ImageModel, PatchModel, under
 from firm.scoring.patch_features import extractor_of
 
 KIND, SCHEMA = "detector", 3
@@ -77,8 +77,8 @@ def read_fitted(path: Path, device: torch.device | str = "cpu") -> Fitted:
     tensors, card = read_model(path)
     try:
         recipe, origin = from_json(card["recipe"]), card["origin"]
-        model = _model(recipe, origin, Preprocessing.from_card(card["preprocessing"]), _under("model.", tensors))
-        return Fitted(recipe, model.to(device), origin, tensors["thumbnails"], Examples(**_under("examples.", tensors)))
+        model = _model(recipe, origin, Preprocessing.from_card(card["preprocessing"]), under("model.", tensors))
+        return Fitted(recipe, model.to(device), origin, tensors["thumbnails"], Examples(**under("examples.", tensors)))
     except (KeyError, TypeError, RuntimeError) as error:
         raise ModelFileError(f"{path} is not a complete detector ({error}); fit and save it again") from error
 
@@ -86,7 +86,7 @@ def read_fitted(path: Path, device: torch.device | str = "cpu") -> Fitted:
 def _model(
     recipe: Recipe, origin: dict[str, Any], preprocessing: Preprocessing, tensors: dict[str, Tensor]
 ) -> ImageModel | PatchModel:
-    network = _network(recipe, origin, _under("network.", tensors))
+    network = _network(recipe, origin, under("network.", tensors))
     if not recipe.patchwise:
         assert isinstance(network, Network)
         references = [tensors[f"references_{turn}"] for turn in range(recipe.score.turns)]
@@ -103,16 +103,11 @@ def _network(recipe: Recipe, origin: dict[str, Any], tensors: dict[str, Tensor])
         network = Network(recipe.encoder)
         network.load_state_dict(tensors)
         return arranged(network)
-    backbone = rebuild(origin["backbone"], _under("backbone.", tensors))
-    parts = _under("adaptor.", tensors)
+    backbone = rebuild(origin["backbone"], under("backbone.", tensors))
+    parts = under("adaptor.", tensors)
     adaptor = Adaptor(len(parts["mean"]), recipe.pretrained, recipe.encoder.head)
     adaptor.load_state_dict(parts)
     return Adapted(backbone, adaptor)
-
-
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors with this prefix, without it."""
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def _read(file: Path) -> bytes:

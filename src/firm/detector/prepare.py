@@ -3,7 +3,7 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -12,18 +12,28 @@ from torch import Tensor
 
 from firm.data.folder import SIDE
 from firm.data.splits import split_by_part
-from firm.errors import SettingError
+from firm.errors import MachineError, SettingError
 from firm.images.alignment import Conditioned, Conditioning
 from firm.images.ignore_mask import check_ignored, scaled
 from firm.images.preprocess import Preprocessing, fingerprint, inlier_statistics, resize, resize_mask
+from firm.networks.adaptor import Adapted
 from firm.networks.backbone import Backbone
+from firm.networks.heads import Network
 from firm.networks.weights import FACTS, load_backbone
 from firm.outliers.registry import make_outliers
 from firm.recipes.recipe import Recipe, digest, to_json
 from firm.runtime.feature_cache import stored
 from firm.runtime.listener import SILENT, Listener
 from firm.runtime.random import stream
-from firm.scoring.patch_features import cell_features, check_cells, is_grey
+from firm.scoring.patch_features import (
+    EncoderFeatures,
+    cell_features,
+    cell_pixels,
+    check_cells,
+    feature_count,
+    is_grey,
+    kinds_of,
+)
 from firm.training.batches import ImageTask
 from firm.training.patch_batches import CellSampler, PatchSet, PatchTask, ValidationImages
 from firm.training.runs import Run
@@ -31,6 +41,10 @@ from firm.types import INLIER, OneClass, Scene, Statistics
 from firm.views.registry import PatchPairs
 
 HALF = Statistics((0.5,) * 3, (0.5,) * 3)
+MEMORY = 6.0  # default memory budget of a fit, GB
+FEWEST = 20  # good images that the memory must hold
+LIBRARIES = 700e6  # bytes of the libraries, the network and a training step
+PIXEL_COPIES, FEATURE_COPIES = 6, 3  # copies of an image's pixels and of its patch features held at the peak
 CHUNK = 8  # images per embedding batch
 VALIDATION_SHARE, VALIDATION_MOST = 0.1, 60  # good images held out of an adaptor's training to choose features on
 VALIDATION_FROM = 40  # good images from which some are held out
@@ -47,6 +61,7 @@ class Prepared:
     aligned: Conditioned | None  # None: whole images without alignment
     typical: UInt8[Tensor, "c s s"] | None  # the median aligned image, to fill ignored pixels
     task: ImageTask | PatchTask
+    cells: Float[Tensor, "n r c d"] | None = None  # backbone features of the images
 
     def run(
         self,
@@ -67,6 +82,10 @@ class Prepared:
             checkpoint_seconds=checkpoint_seconds,
             log_every=log_every,
         )
+
+    def trained(self, run: Run) -> Network | Adapted:
+        """The network of a run of this training, with its backbone if it has one."""
+        return self.task.complete(run.state.network)
 
 
 def training_digest(recipe: Recipe, task: ImageTask | PatchTask) -> str:
@@ -100,6 +119,7 @@ def prepare(
     )
     if backbone is None:
         task: ImageTask | PatchTask = _image_task(recipe, data, aligned, preprocessing, seed=seed)
+        cells = None
     else:
         assert aligned is not None
         assert isinstance(recipe.views, PatchPairs)
@@ -107,7 +127,8 @@ def prepare(
         validation = _validation_images(recipe, parts, seed=seed)
         embedder = Embedder(recipe, recipe.views, backbone, aligned, preprocessing, seed, validation)
         task = _patch_task(embedder, folder=folder, listener=listener)
-    return Prepared(recipe, data, parts, aligned, typical, task)
+        cells = task.good.features
+    return Prepared(recipe, data, parts, aligned, typical, task, cells)
 
 
 def frozen_backbone(recipe: Recipe, device: torch.device | str = "cpu") -> Backbone | None:
@@ -255,7 +276,7 @@ class Embedder:
 def _patch_task(embedder: Embedder, *, folder: Path | None, listener: Listener) -> PatchTask:
     """Embed the training images; with a folder the features are cached and an interrupted embedding resumes."""
     recipe, views = embedder.recipe, embedder.views
-    key, counted = embedder.key(), listener.count("embedding good images", embedder.good)
+    key, counted = embedder.key(), partial(listener.progress, "embedding good images", total=embedder.good)
     good = stored(folder, "good", key, embedder.good, embedder.inliers, chunk=CHUNK, on_rows=counted)
     rows = embedder.good * (recipe.outliers.per_inlier if recipe.training.epochs else 0)
     made_by = embedder.key(embedder.seed, to_json(recipe.outliers))
@@ -264,7 +285,7 @@ def _patch_task(embedder: Embedder, *, folder: Path | None, listener: Listener) 
     groups, bad = torch.full((len(good),), INLIER), good[:0]
     outliers = PatchSet(bad, CellSampler(share[:0] > 0), groups[:0])
     if rows:
-        counted = listener.count("embedding synthetic defects", rows)
+        counted = partial(listener.progress, "embedding synthetic defects", total=rows)
         bad = stored(folder, "outliers", made_by, rows, embedder.outliers, chunk=CHUNK, on_rows=counted)
         drawn, group = embedder.drawn(recipe.outliers.per_inlier), bad[:, 0, 0, -1].long()
         altered = CellSampler.at_least(bad[..., -EXTRA].float(), views.min_altered, drawn)
@@ -284,3 +305,39 @@ def _patch_task(embedder: Embedder, *, folder: Path | None, listener: Listener) 
         if validation is None
         else ValidationImages(validation, embedder.aligned.foreground, embedder.hidden, bad[..., -EXTRA].float()),
     )
+
+
+def most_images(recipe: Recipe, side: int, gigabytes: float, backbone: Backbone | None) -> int:
+    """How many good images a fit can use within a memory budget."""
+    per_image = _image_bytes(recipe, side, backbone)
+    if (images := int((gigabytes * 1e9 - LIBRARIES) / per_image)) < FEWEST:
+        least = (LIBRARIES + FEWEST * per_image) / 1e9
+        raise MachineError(f"{gigabytes:g} GB of memory are too little for a fit; give {least:.1f} or more")
+    return images
+
+
+def feature_sizes(recipe: Recipe, backbone: Backbone | None) -> dict[str, int]:
+    """The feature dimension of each kind for one patch."""
+    grid, settings = recipe.grid, recipe.pretrained
+    if backbone is not None:
+        patch = torch.zeros(1, 3, settings.pool * grid.stride, settings.pool * grid.stride, dtype=torch.uint8)
+        pixels = cell_pixels(grid, settings.pool, patch, grey=False).shape[-1]
+        trained = {"encoder": settings.out, "projection": recipe.encoder.head.out}
+        return trained | {"backbone": feature_count(settings, backbone.facts), "pixels": pixels}
+    with torch.device("meta"):
+        network = Network(recipe.encoder)
+    kinds = kinds_of(recipe.features)
+    extractor = EncoderFeatures(network.to_empty(device="cpu"), Preprocessing(grid.size), grid, kinds, grey=False)
+    patch = torch.zeros(1, 3, grid.size, grid.size, dtype=torch.uint8)
+    return {kind: features.shape[-1] for kind, features in extractor(patch).items()}
+
+
+def _image_bytes(recipe: Recipe, side: int, backbone: Backbone | None) -> float:
+    pixels = PIXEL_COPIES * 3 * side * side
+    if not recipe.patchwise:
+        return pixels
+    working = min(side, recipe.size or side)
+    working -= working % recipe.grid.stride if recipe.pretrained.name else 0
+    rows, columns = recipe.grid.shape(working, working)
+    sizes = feature_sizes(recipe, backbone)
+    return pixels + FEATURE_COPIES * 4 * rows * columns * sum(sizes[kind] for kind in kinds_of(recipe.features))

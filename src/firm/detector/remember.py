@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -19,8 +19,8 @@ from firm.data.duplicates import THUMBNAIL_SIDE, thumbnails
 from firm.decision.calibration import Calibration
 from firm.detector.prepare import Prepared
 from firm.images.decode import decode
-from firm.images.preprocess import resize
-from firm.networks.adaptor import Adapted, Adaptor
+from firm.images.preprocess import brightness, resize
+from firm.networks.adaptor import Adapted
 from firm.networks.backbone import architecture
 from firm.networks.heads import Network
 from firm.recipes.recipe import Recipe, sparse
@@ -28,8 +28,6 @@ from firm.runtime.files import digest
 from firm.scoring.image_scores import reference_features
 from firm.scoring.models import ImageModel, Model, PatchModel
 from firm.scoring.patch_features import extractor_of, is_grey
-from firm.training.patch_batches import PatchTask
-from firm.training.runs import Run
 
 PICTURES = 2000  # good images stored: about ten megabytes
 JPEG_QUALITY = 85
@@ -94,16 +92,6 @@ class Fitted:
         return digest(self.model.state_dict(), json.dumps(settings | decided_by, sort_keys=True))[:16]
 
 
-def network_of(run: Run) -> Network | Adapted:
-    """The trained network of a run, with its backbone if it has one."""
-    trained = run.state.network
-    if isinstance(run.task, PatchTask):
-        assert isinstance(trained, Adaptor)
-        return Adapted(run.task.backbone, trained)
-    assert isinstance(trained, Network)
-    return trained
-
-
 def remember(
     recipe: Recipe, prepared: Prepared, network: Network | Adapted, origin: dict[str, Any], *, seed: int
 ) -> Fitted:
@@ -142,17 +130,27 @@ def fit_model(
         aligned[:count],
         seed=seed,
         parts=prepared.parts[:count],
-        cells=prepared.task.good.features[:count] if isinstance(prepared.task, PatchTask) else None,
+        cells=prepared.cells,
         typical=prepared.typical,
     )
 
 
+class Measured(NamedTuple):
+    """What thresholds are set on: of each image its score, the maximum of its map, and its brightness."""
+
+    scores: Float[Tensor, " n"]
+    peaks: Float[Tensor, " n"] | None  # None without maps
+    light: Float[Tensor, " n"]
+
+
 def measure(
-    model: Model, images: UInt8[Tensor, "n c h w"], on_image: Callable[[int], None] | None = None
-) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"] | None]:
-    """Each image's score and the maximum of its map (None without maps); one by one, exactly as in inspection."""
-    located = [model.locate(image[None], on_image) for image in images]
-    scores = torch.cat([torch.empty(0), *(result.scores for result in located)])
-    if not model.has_maps:
-        return scores, None
-    return scores, torch.cat([torch.empty(0), *(result.maps.amax(dim=(1, 2)) for result in located)])
+    model: Model, images: UInt8[Tensor, "n c h w"], on_image: Callable[[int], None] = lambda _: None
+) -> Measured:
+    """Measure the images one by one, exactly as in inspection; `on_image` gets the number of images done."""
+    scores, peaks = [torch.empty(0)], [torch.empty(0)]
+    for number, image in enumerate(images, 1):
+        located = model.locate(image[None])
+        scores.append(located.scores)
+        peaks.append(located.maps.amax(dim=(1, 2)) if model.has_maps else peaks[0])
+        on_image(number)
+    return Measured(torch.cat(scores), torch.cat(peaks) if model.has_maps else None, brightness(images, model.ignored))

@@ -14,20 +14,17 @@ from jaxtyping import Bool, UInt8
 from torch import Tensor
 
 from firm.detector.prepare import Prepared
-from firm.detector.remember import Fitted, fit_model, network_of
-from firm.detector.tune import scene_of
+from firm.detector.remember import Fitted, fit_model
 from firm.errors import FirmError
 from firm.images.alignment import Conditioned
-from firm.images.foreground import Rule, foreground
 from firm.metrics.image import auroc, auroc_interval
-from firm.outliers.registry import make_outliers
+from firm.outliers.registry import make_outliers, scene_of
 from firm.recipes.recipe import Recipe
 from firm.runtime.random import stream
-from firm.scoring.models import PatchModel, PatchScorer
-from firm.scoring.patch_features import PIXELS, extract
+from firm.scoring.models import PatchModel
+from firm.scoring.patch_features import PIXELS
 from firm.training.loop import Progress
 from firm.training.runs import Run
-from firm.types import Scene
 
 KNOWN, INSPECTED = 60, 30  # training images used as references in a probe, held-out images inspected
 PROBES = 8  # evenly spaced over a training
@@ -45,7 +42,7 @@ class CheckImages:
     @classmethod
     def of(cls, recipe: Recipe, prepared: Prepared, held_out: UInt8[Tensor, "n c h w"], *, seed: int) -> CheckImages:
         good, others = held_out[:INSPECTED], prepared.data.train[:KNOWN]
-        scene = found_scene(good, others, recipe.conditioning.foreground, prepared.data.ignored)
+        scene = scene_of(good, others, prepared.data.ignored, rule=recipe.conditioning.foreground)
         copy = torch.arange(len(good)) % recipe.outliers.per_inlier
         bad = make_outliers(recipe.outliers, good, rng=stream(seed, "proof"), copy=copy, scene=scene).images
         return cls(torch.cat([good, bad]), torch.arange(2 * len(good)) >= len(good))
@@ -70,18 +67,21 @@ def pixel_baseline(recipe: Recipe, model: PatchModel, prepared: Prepared, *, see
     """The same model on plain pixels."""
     extractor = replace(model.extractor, kinds=(PIXELS,))
     if PIXELS in model.scorer.kinds:
-        scorer = model.scorer.of((PIXELS,))
-    else:
-        assert prepared.aligned is not None
-        count = len(prepared.parts)
-        chosen = torch.arange(min(BASELINE, count)) * count // min(BASELINE, count)
-        aligned = prepared.aligned[chosen]
-        features = extract(extractor, aligned.images)
-        scorer = PatchScorer.fit(
-            extractor.grid, features, aligned, recipe.memory, seed=seed, parts=prepared.parts[chosen]
-        )
-    masks = {"ignored": model.ignored, "typical": model.typical}
-    return PatchModel(extractor, model.preprocessing, model.conditioning, scorer, **masks)
+        masks = {"ignored": model.ignored, "typical": model.typical}
+        return PatchModel(extractor, model.preprocessing, model.conditioning, model.scorer.of((PIXELS,)), **masks)
+    assert prepared.aligned is not None
+    count = len(prepared.parts)
+    chosen = torch.arange(min(BASELINE, count)) * count // min(BASELINE, count)
+    return PatchModel.fit(
+        extractor,
+        model.preprocessing,
+        model.conditioning,
+        recipe.memory,
+        prepared.aligned[chosen],
+        seed=seed,
+        parts=prepared.parts[chosen],
+        typical=model.typical,
+    )
 
 
 def summary(metrics: dict[str, Any]) -> str:
@@ -119,15 +119,8 @@ class Prober:
         due = {progress.steps * number // PROBES for number in range(1, PROBES + 1)}
         if progress.step not in due:
             return
-        model = fit_model(self.prepared.recipe, self.prepared, network_of(run), seed=self.seed, first=KNOWN)
+        model = fit_model(self.prepared.recipe, self.prepared, self.prepared.trained(run), seed=self.seed, first=KNOWN)
         self._aligned = self._aligned or model.align(self.check.images)
         value = round(auroc(model.score_aligned(self._aligned), self.check.defective), 5)
         run.history.write({"step": progress.step, "synthetic_auroc": value, "seconds": round(run.seconds, 2)})
         self.lines = [line for line in run.history.lines if "synthetic_auroc" in line]
-
-
-def found_scene(
-    good: UInt8[Tensor, "n c h w"], others: UInt8[Tensor, "m c h w"], rule: Rule, ignored: Bool[Tensor, "a b"] | None
-) -> Scene:
-    """The scene of images whose foregrounds are not computed yet."""
-    return scene_of(good, foreground(good, rule), others, foreground(others, rule), ignored)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -21,8 +22,8 @@ from firm.images.preprocess import Preprocessing, resize
 from firm.metrics.image import auroc
 from firm.networks.adaptor import Adapted
 from firm.networks.backbone import Backbone
-from firm.outliers.registry import KINDS, Mixture, PerlinBlend, make_outliers
-from firm.recipes.recipe import AFTERWARDS, Recipe
+from firm.outliers.registry import KINDS, Mixture, PerlinBlend, make_outliers, scene_of
+from firm.recipes.recipe import AFTERWARDS, Recipe, change
 from firm.runtime.listener import SILENT, Listener
 from firm.runtime.random import stream
 from firm.scoring.models import PatchScorer, remember
@@ -38,7 +39,7 @@ from firm.scoring.patch_features import (
 )
 from firm.scoring.patch_grid import Grid
 from firm.training.patch_batches import PatchTask, ValidationImages
-from firm.types import OneClass, OutlierSource, Scene
+from firm.types import OneClass, OutlierSource
 from firm.views.registry import PatchPairs
 
 ALL_DEFECTS = Mixture(sources=KINDS, per_inlier=len(KINDS))
@@ -125,21 +126,17 @@ def choose(
 
 def _settled(settled: Recipe, recipe: Recipe, best: Candidate, images: UInt8[Tensor, "n c h w"]) -> Recipe:
     """The recipe with the best candidate's settings and those that depend on them."""
-    settled = replace(
-        settled, conditioning=best.conditioning, memory=replace(settled.memory, neighbourhood=best.radius)
-    )
+    changes: dict[str, Any] = {"memory.neighbourhood": best.radius}
     if "features" in recipe.automatic and best.radius >= 0:
-        # features stay before the head, and noise would only blur differences between places
-        settled = replace(settled, pretrained=replace(settled.pretrained, noise=0.0))
+        changes["pretrained.noise"] = 0.0  # features stay before the head; noise would blur differences between places
     if "neighbourhood" in recipe.automatic and best.radius < 0 and (ratio := _coreset_ratio(settled, images)) < 1:
-        settled = replace(settled, memory=replace(settled.memory, sampling_ratio=ratio, sampling="coreset"))
-    if recipe.patchwise:
-        settled = replace(settled, tiling=_grid_for(recipe.grid, best.radius, recipe))
+        changes |= {"memory.sampling_ratio": ratio, "memory.sampling": "coreset"}
     local = "illumination" in recipe.automatic and best.conditioning.illumination == "local"
     if local and isinstance(settled.views, PatchPairs):
-        jitter = min(LOCAL_JITTER, settled.views.illumination)
-        settled = replace(settled, views=replace(settled.views, illumination=jitter))
-    return settled
+        changes["views.illumination"] = min(LOCAL_JITTER, settled.views.illumination)
+    if recipe.patchwise:
+        settled = replace(settled, tiling=_grid_for(recipe.grid, best.radius, recipe))
+    return change(replace(settled, conditioning=best.conditioning), changes)
 
 
 def _grid_for(grid: Grid, radius: int, recipe: Recipe) -> Grid:
@@ -187,9 +184,6 @@ def _best(candidates: list[Candidate], *, texture: bool) -> Candidate:
     return next(tried for tried, value in zip(candidates, values, strict=True) if value >= max(values) - MARGIN)
 
 
-# --- the trial ---
-
-
 def make_trial(
     images: UInt8[Tensor, "n c h w"],
     masks: Bool[Tensor, "n h w"],
@@ -208,25 +202,12 @@ def make_trial(
     inspected = inspected.repeat_interleave(copies)
     good, others = images[inspected], images[known]
     copy = torch.arange(len(good)) % defects.per_inlier
-    scene = scene_of(good, masks[inspected], others, masks[known], ignored)
+    scene = scene_of(good, others, ignored, masks=(masks[inspected], masks[known]))
     bad = make_outliers(defects, good, rng=rng, copy=copy, scene=scene).images
     both = torch.cat([good, bad])
     exposure = 1 + EXPOSURE * (2 * torch.rand(len(both), 1, 1, 1, generator=rng) - 1)
     exposed = (both.float() * exposure).round().clamp(0, 255).to(torch.uint8)
     return Trial(others, masks[known], exposed, torch.arange(len(both)) >= len(good))
-
-
-def scene_of(
-    good: UInt8[Tensor, "n c h w"],
-    good_masks: Bool[Tensor, "n h w"],
-    others: UInt8[Tensor, "m c h w"],
-    other_masks: Bool[Tensor, "m h w"],
-    ignored: Bool[Tensor, "a b"] | None = None,
-) -> Scene:
-    """Where defects may be placed on unaligned images: on the objects, except ignored pixels."""
-    plain = Conditioning()
-    aligned = plain(good, ignored, good_masks)
-    return Scene(aligned.foreground, others, plain(others, ignored, other_masks).foreground, aligned.hidden())
 
 
 def disjoint_parts(parts: Int[Tensor, " n"], *, rng: torch.Generator) -> tuple[Int[Tensor, " m"], Int[Tensor, " k"]]:
@@ -299,9 +280,6 @@ class _View:
         scorer = fitted.of(fitted.kinds, _grid_for(self.grid, radius, recipe))
         scores = scorer.cells(self.inspected_features, self.inspected.foreground, self.inspected.hidden())
         return auroc(scorer.scores(scores), defective)
-
-
-# --- after the training ---
 
 
 def choose_features(prepared: Prepared, network: Adapted | object, *, seed: int, listener: Listener = SILENT) -> Recipe:

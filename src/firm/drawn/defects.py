@@ -76,15 +76,9 @@ def lay(scene: Scene, light: Light, cover: Plane, colour: Plane, *, gloss: float
     shadow = soften(shifted(cover, -light.x * fall * 1.6, -light.y * fall * 1.6), 0.6 + fall * 0.35)
     lit = 1 - np.float32(0.6) * shadow * (1 - cover)
     relief = soften(cover, 0.7) * np.float32(fall * 0.6)
-    return replace(
-        scene,
-        albedo=mix(scene.albedo * lit, colour, cover),
-        height=mix(scene.height, soften(scene.height, 2), cover) + relief,
-        gloss=mix(scene.gloss * lit, plane(gloss), cover),
-    )
-
-
-# --- marks in the surface ---
+    height = mix(scene.height, soften(scene.height, 2), cover) + relief
+    albedo, shine = mix(scene.albedo * lit, colour, cover), mix(scene.gloss * lit, plane(gloss), cover)
+    return replace(scene, albedo=albedo, height=height, gloss=shine)
 
 
 def scratch(scene: Scene, light: Light, rng: Generator) -> Scene:
@@ -97,12 +91,9 @@ def scratch(scene: Scene, light: Light, rng: Generator) -> Scene:
         path = wander(rng, scene, near, extent=extent * rng.uniform(0.6, 1), heading=heading, bend=0.15)
         groove = np.maximum(groove, np.clip(1 - distance(scene, path) / width, 0, 1))
     groove = soften(groove * step(clouds(rng, scene.side, 14), -1.6, -0.8) * scene.surface, 0.4)
-    return replace(
-        scene,
-        height=scene.height - groove * np.float32(depth * width * scene.unit),
-        albedo=scene.albedo * (1 - 0.45 * groove),
-        gloss=scene.gloss * (1 + 0.4 * groove),
-    )
+    height = scene.height - groove * np.float32(depth * width * scene.unit)
+    albedo, gloss = scene.albedo * (1 - 0.45 * groove), scene.gloss * (1 + 0.4 * groove)
+    return replace(scene, albedo=albedo, height=height, gloss=gloss)
 
 
 def dent(scene: Scene, light: Light, rng: Generator) -> Scene:
@@ -112,11 +103,8 @@ def dent(scene: Scene, light: Light, rng: Generator) -> Scene:
     r = ellipse(scene, at, angle, squeeze) / np.float32(radius) * (1 + 0.08 * clouds(rng, scene.side, 12))
     bowl = plane(np.exp(-2.2 * r * r) - 0.1 * np.exp(-9 * (r - 1.3) ** 2))
     depth = rng.uniform(0.16, 0.36) * radius * squeeze
-    return replace(
-        scene,
-        height=scene.height - bowl * scene.surface * np.float32(depth * scene.unit),
-        albedo=scene.albedo * (1 - 0.15 * np.exp(-4 * r * r) * scene.surface),
-    )
+    height = scene.height - bowl * scene.surface * np.float32(depth * scene.unit)
+    return replace(scene, height=height, albedo=scene.albedo * (1 - 0.15 * np.exp(-4 * r * r) * scene.surface))
 
 
 @dataclass(frozen=True)
@@ -150,22 +138,14 @@ def missing_hole(scene: Scene, light: Light, rng: Generator) -> Scene:
     r = length(dx, dy) * np.float32(scene.unit / spot.half_width)
     here = plane(r < 1.2)
     dimple = np.clip(0.4 - r, 0, 0.4) * np.float32(0.8 * spot.half_width * (rng.random() < 0.34))
-    return replace(
-        scene,
-        albedo=mix(scene.albedo, scene.before.albedo, here),
-        height=mix(scene.height, scene.before.height - dimple, here),
-        gloss=mix(scene.gloss, scene.before.gloss, here),
-    )
-
-
-# --- cloth ---
+    albedo, gloss = mix(scene.albedo, scene.before.albedo, here), mix(scene.gloss, scene.before.gloss, here)
+    return replace(scene, albedo=albedo, height=mix(scene.height, scene.before.height - dimple, here), gloss=gloss)
 
 
 def pulled_thread(scene: Scene, light: Light, rng: Generator) -> Scene:
     """A snag: the cloth gathers along one thread, and the thread stands off in a loop."""
     at, upright = place(scene, rng), rng.random() < 0.5
-    extent = rng.uniform(0.4, 0.9)
-    dx, dy = around(scene, at)
+    extent, (dx, dy) = rng.uniform(0.4, 0.9), around(scene, at)
     along, across = (dy, dx) if upright else (dx, dy)
     fade = np.exp(-((along / (extent / 2)) ** 4))
     pull = rng.uniform(0.035, 0.06) * scene.unit * fade * np.sign(across) * np.exp(-np.abs(across) / 0.05)
@@ -179,14 +159,10 @@ def pulled_thread(scene: Scene, light: Light, rng: Generator) -> Scene:
 
 def warped(scene: Scene, dx: Plane, dy: Plane) -> Scene:
     """The scene with every pixel taken from (dx, dy) pixels beside it."""
-    line = np.arange(scene.side, dtype=np.float32)
-    x, y = line[None, :] + dx, line[:, None] + dy
-
-    def move(layer: Plane) -> Plane:
-        return plane(cv2.remap(layer, plane(x), plane(y), cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT))
-
-    colours = np.stack([move(channel) for channel in scene.albedo])
-    return replace(scene, albedo=colours, height=move(scene.height), gloss=move(scene.gloss))
+    line, layers = np.arange(scene.side, dtype=np.float32), (*scene.albedo, scene.height, scene.gloss)
+    x, y = plane(line[None, :] + dx), plane(line[:, None] + dy)
+    moved = [plane(cv2.remap(layer, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT)) for layer in layers]
+    return replace(scene, albedo=np.stack(moved[:3]), height=moved[3], gloss=moved[4])
 
 
 def lay_thread(scene: Scene, light: Light, path: Path, rng: Generator, width: float = 0.02) -> Scene:
@@ -206,12 +182,9 @@ def cut(scene: Scene, light: Light, rng: Generator) -> Scene:
     lens = np.sqrt(np.maximum(1 - (dx * dx + dy * dy) * np.float32(4 / extent**2), 0)) * gape
     ragged = lens * (1 + 0.35 * clouds(rng, scene.side, 50))
     inside = np.clip((ragged - distance(scene, path)) * scene.unit, 0, 1)
-    opened = replace(
-        scene,
-        albedo=mix(scene.albedo, srgb(0x16181A), inside),
-        height=scene.height - soften(inside, 1.5) * np.float32(gape * scene.unit),
-        gloss=scene.gloss * (1 - inside),
-    )
+    albedo, gloss = mix(scene.albedo, srgb(0x16181A), inside), scene.gloss * (1 - inside)
+    height = scene.height - soften(inside, 1.5) * np.float32(gape * scene.unit)
+    opened = replace(scene, albedo=albedo, height=height, gloss=gloss)
     for start in path[rng.integers(6, 34, 4)]:
         end = (float(start[0]), float(start[1]))
         fray = wander(rng, scene, end, extent=rng.uniform(0.06, 0.12), heading=heading + rng.normal(1.5, 0.5), bend=0.6)
@@ -224,9 +197,6 @@ def torn_cloth(scene: Scene, light: Light, rng: Generator) -> Scene:
     return (pulled_thread if rng.random() < 0.6 else cut)(scene, light, rng)
 
 
-# --- print ---
-
-
 def scuff(scene: Scene, light: Light, rng: Generator) -> Scene:
     """Ink and the paper's skin rubbed off along a stroke; the raw fibres under it are duller."""
     start, heading = place(scene, rng), rng.uniform(0, math.pi)
@@ -234,10 +204,8 @@ def scuff(scene: Scene, light: Light, rng: Generator) -> Scene:
     width = rng.uniform(0.012, 0.035) * (1 + 0.5 * clouds(rng, scene.side, 24))
     bare = soften(np.clip((width - distance(scene, path)) * scene.unit, 0, 1) * scene.surface, 0.5)
     fibres = srgb(0xB9AE9A) * (1 + 0.15 * clouds(rng, scene.side, 100))
-    dug = bare * np.float32(0.012 * scene.unit)
-    return replace(
-        scene, albedo=mix(scene.albedo, fibres, bare), height=scene.height - dug, gloss=scene.gloss * (1 - bare)
-    )
+    height, gloss = scene.height - bare * np.float32(0.012 * scene.unit), scene.gloss * (1 - bare)
+    return replace(scene, albedo=mix(scene.albedo, fibres, bare), height=height, gloss=gloss)
 
 
 def misprint(scene: Scene, light: Light, rng: Generator) -> Scene:
@@ -289,9 +257,6 @@ def slipped_ink(ink: Plane, scene: Scene, spot: Spot, rng: Generator) -> Plane:
     matrix = np.asarray(cv2.getRotationMatrix2D((spot.x, spot.y), angle, 1), np.float64)
     matrix[:, 2] += rng.normal(0, 0.035, 2) * scene.unit
     return plane([cv2.warpAffine(channel, matrix, (scene.side, scene.side), borderValue=1) for channel in ink])
-
-
-# --- things that do not belong there ---
 
 
 def contamination(scene: Scene, light: Light, rng: Generator) -> Scene:

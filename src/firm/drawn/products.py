@@ -21,9 +21,8 @@ from firm.runtime.random import numpy_stream
 PLATE = (0.77, 0.67, 0.15)  # half width, half height, corner radius
 BORE, FACE = 0.19, 0.31  # the central bore and the turned face around it
 Hole = tuple[float, float, float, float]  # u, v, radius, radius of the countersink
-HOLES: tuple[Hole, ...] = tuple((x, y, 0.07, 0.125) for x in (-0.56, 0.56) for y in (-0.46, 0.46)) + tuple(
-    (x, 0.0, 0.042, 0.056) for x in (-0.6, 0.6)
-)
+CORNERS = tuple((x, y, 0.07, 0.125) for x in (-0.56, 0.56) for y in (-0.46, 0.46))
+HOLES: tuple[Hole, ...] = (*CORNERS, (-0.6, 0.0, 0.042, 0.056), (0.6, 0.0, 0.042, 0.056))
 
 
 def build_plate(rng: Generator, side: int, light: Light) -> Scene:
@@ -81,9 +80,8 @@ def lay_plate(belt: Scene, rng: Generator, pose: Pose, light: Light) -> Scene:
 def drill(scene: Scene, pose: Pose, holes: Iterable[Hole], light: Light) -> Scene:
     """The scene with more countersunk holes in its part, their walls lit on the side away from the lamp."""
     side, unit = scene.side, scene.unit * pose.scale
-    layers = (scene.albedo, scene.height, scene.gloss, scene.surface)
-    albedo, height, gloss, surface = (layer.copy() for layer in layers)
-    site = scene.site.copy()
+    albedo, height, gloss = scene.albedo.copy(), scene.height.copy(), scene.gloss.copy()
+    surface, site = scene.surface.copy(), scene.site.copy()
     for u, v, inner, outer in holes:
         x, y = pose.to_canvas(u, v, side)
         reach = math.ceil(outer * unit + 3)

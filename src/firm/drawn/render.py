@@ -82,9 +82,8 @@ def check(product: str, defect: str | None, size: int) -> None:
     if product not in PRODUCTS:
         raise SettingError(f"unknown product {product!r}; choose one of {', '.join(PRODUCTS)}")
     if defect is not None and defect not in PRODUCTS[product].defects:
-        raise SettingError(
-            f"a {product} has no defect {defect!r}; choose one of {', '.join(PRODUCTS[product].defects)}"
-        )
+        known = ", ".join(PRODUCTS[product].defects)
+        raise SettingError(f"a {product} has no defect {defect!r}; choose one of {known}")
     if size < 32:
         raise SettingError(f"size {size} is too small to show a defect; use at least 32")
 
@@ -109,18 +108,10 @@ def draw_dataset(
     training = [part(index=i) for i in range(train)]
     test = [part(index=i, split="good") for i in range(good)]
     test += [part(index=i, split="bad", defect=kinds[i % len(kinds)]) for i in range(bad)]
-    return OneClass(
-        name=f"drawn:{product}",
-        train=stack(training, size),
-        test=stack(test, size),
-        anomalous=torch.arange(good + bad) >= good,
-        size=64,
-        truth=Truth(
-            kinds=tuple(part.defect or "good" for part in test),
-            masks=torch.from_numpy(np.array([part.mask for part in test], bool).reshape(-1, size, size)),
-            known=torch.ones(len(test), dtype=torch.bool),
-        ),
-    )
+    masks = torch.from_numpy(np.array([part.mask for part in test], bool).reshape(-1, size, size))
+    truth = Truth(tuple(part.defect or "good" for part in test), masks, known=torch.ones(len(test), dtype=torch.bool))
+    anomalous = torch.arange(good + bad) >= good
+    return OneClass(f"drawn:{product}", stack(training, size), stack(test, size), anomalous, size=64, truth=truth)
 
 
 def stack(parts: list[DrawnPart], size: int) -> UInt8[Tensor, "n 3 size size"]:

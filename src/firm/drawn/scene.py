@@ -40,15 +40,9 @@ def switch_on(rng: Generator) -> Light:
     """A lamp somewhere to the upper left, as bright and as warm as this draw has it."""
     azimuth = math.radians(rng.uniform(-175, -85))
     tilt = rng.uniform(0.5, 0.85)
-    return Light(
-        x=tilt * math.cos(azimuth),
-        y=tilt * math.sin(azimuth),
-        near=rng.uniform(0.08, 0.28),
-        exposure=rng.uniform(0.8, 1.15),
-        warmth=rng.uniform(-0.06, 0.06),
-        vignette=rng.uniform(0.08, 0.22),
-        ambient=rng.uniform(0.25, 0.35),
-    )
+    near, exposure, warmth = rng.uniform(0.08, 0.28), rng.uniform(0.8, 1.15), rng.uniform(-0.06, 0.06)
+    vignette, ambient = rng.uniform(0.08, 0.22), rng.uniform(0.25, 0.35)
+    return Light(tilt * math.cos(azimuth), tilt * math.sin(azimuth), near, exposure, warmth, vignette, ambient)
 
 
 @dataclass(frozen=True)
@@ -116,11 +110,8 @@ class Pose:
 
 def lay_down(rng: Generator, *, turn: float, shift: float, stretch: float) -> Pose:
     """A pose within `turn` degrees, `shift` units and `stretch` of the nominal one."""
-    return Pose(
-        angle=math.radians(rng.uniform(-turn, turn)),
-        shift=(rng.uniform(-shift, shift), rng.uniform(-shift, shift)),
-        scale=rng.uniform(1 - stretch, 1 + stretch),
-    )
+    angle, moved = math.radians(rng.uniform(-turn, turn)), (rng.uniform(-shift, shift), rng.uniform(-shift, shift))
+    return Pose(angle, moved, scale=rng.uniform(1 - stretch, 1 + stretch))
 
 
 def plane(values: object) -> Plane:
@@ -140,10 +131,7 @@ def length(x: Plane, y: Plane) -> Plane:
 
 
 def clouds(rng: Generator, side: int, rows: int, columns: int | None = None) -> Plane:
-    """Smooth noise of unit strength with that many cells; few columns and many rows give streaks.
-
-    The grid is drawn before it is stretched, so a texture is the same at every resolution.
-    """
+    """Smooth noise of so many cells, the same at every resolution; few columns and many rows give streaks."""
     grid = rng.standard_normal((rows, columns or rows), dtype=np.float32)
     return plane(cv2.resize(grid, (side, side), interpolation=cv2.INTER_CUBIC))
 

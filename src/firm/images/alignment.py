@@ -24,6 +24,8 @@ GAIN, FAINT = 40.0, 4.0  # grey levels per local deviation; deviations below FAI
 LONG = 1.8  # axis ratio from which an object has a direction to align by
 SAMPLE = 32  # images on which the ratio is measured
 
+Images = UInt8[Tensor, "n c h w"]
+Masks = Bool[Tensor, "n h w"]
 Picture = npt.NDArray[np.uint8]  # h, w, c
 Plane = npt.NDArray[np.float32]
 Matrix = npt.NDArray[np.float64]  # 2, 3: from the image to its aligned frame
@@ -44,10 +46,7 @@ class Conditioning:
             raise SettingError("conditioning.align needs an object on a background; set conditioning.foreground.method")
 
     def __call__(
-        self,
-        images: UInt8[Tensor, "n c h w"],
-        ignored: Bool[Tensor, "a b"] | None = None,
-        masks: Bool[Tensor, "n h w"] | None = None,
+        self, images: Images, ignored: Bool[Tensor, "a b"] | None = None, masks: Masks | None = None
     ) -> Conditioned:
         """Condition images; `ignored` pixels (camera frame) are filled and excluded, `masks` are known foregrounds."""
         masks = foreground(images, self.foreground) if masks is None else masks
@@ -63,8 +62,13 @@ class Conditioning:
             frames = torch.from_numpy(np.array([alignment(mask) for mask in masks.cpu().numpy()]).reshape(-1, 2, 3))
             images, masks = _warped(images, frames), _warped_masks(masks, frames)
         conditioned = Conditioned(images, masks.to(images.device), frames, ignored)
-        hidden = conditioned.hidden()
-        return conditioned if hidden is None else conditioned.without(hidden)
+        if (hidden := conditioned.hidden()) is None:
+            return conditioned
+        visible = ~hidden.to(images.device)
+        remaining = conditioned.foreground & visible
+        empty = ~remaining.flatten(1).any(1)
+        remaining[empty] = visible[empty]  # nothing is left of the object: all that is visible counts
+        return replace(conditioned, foreground=remaining)
 
 
 @dataclass(frozen=True)
@@ -75,14 +79,6 @@ class Conditioned:
     foreground: Bool[Tensor, "n h w"]
     frames: Float[Tensor, "n 2 3"] | None  # None: not moved
     ignored: Bool[Tensor, "h w"] | None = None  # pixels of the original images
-
-    def without(self, hidden: Bool[Tensor, "n h w"]) -> Conditioned:
-        """Remove hidden pixels from the foreground; if nothing is left, all visible pixels are foreground."""
-        visible = ~hidden.to(self.foreground.device)
-        remaining = self.foreground & visible
-        empty = ~remaining.flatten(1).any(1)
-        remaining[empty] = visible[empty]
-        return replace(self, foreground=remaining)
 
     def hidden(self) -> Bool[Tensor, "n h w"] | None:
         """The ignored pixels in the frame of each conditioned image."""
@@ -172,9 +168,7 @@ def _largest_object(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
     return np.stack([x, y], axis=1).astype(np.float64)
 
 
-def _warped(
-    images: UInt8[Tensor, "n c h w"], frames: Float[Tensor, "n 2 3"], interpolation: int = cv2.INTER_LINEAR
-) -> UInt8[Tensor, "n c h w"]:
+def _warped(images: Images, frames: Float[Tensor, "n 2 3"], interpolation: int = cv2.INTER_LINEAR) -> Images:
     pictures = images.permute(0, 2, 3, 1).cpu().numpy().copy()
     size = (images.shape[3], images.shape[2])
     for picture, frame in zip(pictures, frames.numpy(), strict=True):

@@ -42,25 +42,25 @@ def grey(images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 1 h w"]:
 
 def brightness(images: Tensor, factor: Tensor) -> Tensor:
     """Multiply by the factor."""
-    return (images * _wide(factor)).clamp_(0, 1)
+    return (images * factor[:, None, None, None]).clamp_(0, 1)
 
 
 def shifted_brightness(images: Tensor, factor: Tensor) -> Tensor:
     """Add factor - 1."""
-    return (images + (_wide(factor) - 1)).clamp_(0, 1)
+    return (images + (factor[:, None, None, None] - 1)).clamp_(0, 1)
 
 
 def contrast(images: Tensor, factor: Tensor) -> Tensor:
     """Blend with the image's mean grey; factor > 1 moves away from it."""
     mean = grey(images).mean(dim=(1, 2, 3), keepdim=True)
-    return torch.lerp(mean, images, _wide(factor)).clamp_(0, 1)
+    return torch.lerp(mean, images, factor[:, None, None, None]).clamp_(0, 1)
 
 
 def saturation(images: Tensor, factor: Tensor) -> Tensor:
     """Blend with the grey image; factor > 1 moves away from it."""
     if images.shape[1] == 1:
         return images
-    return torch.lerp(grey(images), images, _wide(factor)).clamp_(0, 1)
+    return torch.lerp(grey(images), images, factor[:, None, None, None]).clamp_(0, 1)
 
 
 def turned_hue(images: Tensor, turn: Tensor) -> Tensor:
@@ -98,7 +98,3 @@ def jittered(images: Float[Tensor, "n c h w"], jitter: Jitter, *, rng: torch.Gen
                 here = chosen.to(images.device)
                 result[here] = operation(result[here], amount)
     return result
-
-
-def _wide(factor: Tensor) -> Tensor:
-    return factor[:, None, None, None]

@@ -97,10 +97,7 @@ def shape_of(source: File) -> tuple[int, int]:
 
 
 def depth_of(files: Iterable[Path]) -> Depth:
-    """The white level of all these files: the smallest usual one that no sample exceeds. Skips unreadable files.
-
-    Warns if that is not the full range of deep files.
-    """
+    """The smallest usual white level that no sample of the readable files exceeds; warns if not their full range."""
     usual: dict[type, tuple[float, ...]] = {int: WHOLE, float: REAL}
     peaks: dict[type, list[float]] = {int: [], float: []}
     for file in files:
@@ -285,12 +282,10 @@ def _deep_colours(image: Image.Image, content: bytes, layout: str) -> Samples:
     return _reread(image, layout).astype(np.uint16) << 8 | low
 
 
-def _reread(image: Image.Image, layout: str) -> Bytes:
-    """Load the image as if its pixels had this layout."""
-    tiles = image.tile  # type: ignore[attr-defined]  # of an ImageFile
-    image.tile = [  # type: ignore[attr-defined]
-        tile._replace(args=(layout, *tile.args[1:]) if isinstance(tile.args, tuple) else layout) for tile in tiles
-    ]
+def _reread(image: Any, layout: str) -> Bytes:
+    """Load the image, an ImageFile, as if its pixels had this layout."""
+    args = [(layout, *tile.args[1:]) if isinstance(tile.args, tuple) else layout for tile in image.tile]
+    image.tile = [tile._replace(args=own) for tile, own in zip(image.tile, args, strict=True)]
     image.load()
     return np.asarray(image)
 

@@ -98,8 +98,7 @@ def _plane(image: UInt8[Tensor, "c h w"], channel: str) -> Plane:
 
 def _split(plane: Plane, rule: Rule) -> Plane:
     """Threshold, closing, opening; kernels scale with the shorter side."""
-    _, side = cv2.threshold(plane, 0, 1, POLARITIES[rule.polarity] | METHODS[rule.method])
-    mask = np.asarray(side, np.uint8)
+    mask = np.asarray(cv2.threshold(plane, 0, 1, POLARITIES[rule.polarity] | METHODS[rule.method])[1], np.uint8)
     for pixels, first, second in ((rule.close, cv2.dilate, cv2.erode), (rule.open, cv2.erode, cv2.dilate)):
         width = max(1, round(pixels * min(plane.shape) / SIDE))
         if width > 1:
@@ -164,13 +163,9 @@ def _measures(image: UInt8[Tensor, "c h w"], rule: Rule) -> tuple[float, float, 
     width = 2 * max(1, round(BAND * min(plane.shape) / SIDE)) + 1
     square = np.ones((width, width), np.uint8)
     inner, outer = np.asarray(cv2.erode(mask, square), np.uint8), np.asarray(cv2.dilate(mask, square), np.uint8)
-    return (
-        area,
-        sum(sides[:2]) / 2,
-        length / (4 * np.sqrt(area * mask.size)),
-        _difference(plane, mask, 1 - mask) / background,
-        _difference(plane, mask - inner, outer - mask) / background,
-    )
+    plain = _difference(plane, mask, 1 - mask) / background
+    contrast = _difference(plane, mask - inner, outer - mask) / background
+    return area, sum(sides[:2]) / 2, length / (4 * np.sqrt(area * mask.size)), plain, contrast
 
 
 def _difference(plane: Plane, mask: Plane, other: Plane) -> float:

@@ -34,10 +34,8 @@ def read_ignored(file: Path, images: Sequence[Path]) -> Bool[Tensor, "h w"]:
         except ImageError:
             continue  # reported when it is read
         if not 1 / (1 + ASPECT) <= (width * tall) / (height * wide) <= 1 + ASPECT:
-            raise SettingError(
-                f"{named(file)} has {width} x {height} pixels and {named(image)} {wide} x {tall}: the aspect differs; "
-                "draw the mask on one of the images, without cropping it"
-            )
+            sizes = f"{named(file)} has {width} x {height} pixels and {named(image)} {wide} x {tall}"
+            raise SettingError(f"{sizes}: the aspect differs; draw the mask on one of the images, without cropping it")
     return ignored
 
 

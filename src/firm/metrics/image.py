@@ -16,6 +16,8 @@ CONFIDENCE = 0.95  # of the interval of a rate
 
 Floats = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.bool_]
+AnyFloats = Tensor | Floats
+AnyLabels = Tensor | Labels
 
 
 @dataclass(frozen=True)
@@ -37,24 +39,16 @@ class Rate:
     high: float
 
 
-def auroc(scores: Tensor | Floats, anomalous: Tensor | Labels) -> float:
+def auroc(scores: AnyFloats, anomalous: AnyLabels) -> float:
     """The chance that an anomaly scores above a normal image, ties counting half."""
     values, labels = _checked(scores, anomalous)
     return float(_weighted_auroc(values, labels, np.ones((1, len(values))))[0])
 
 
 def auroc_interval(
-    scores: Tensor | Floats,
-    anomalous: Tensor | Labels,
-    *,
-    confidence: float = 0.95,
-    resamples: int = 1000,
-    seed: int = 0,
+    scores: AnyFloats, anomalous: AnyLabels, *, confidence: float = 0.95, resamples: int = 1000, seed: int = 0
 ) -> Interval:
-    """AUROC with a percentile bootstrap over the test images.
-
-    If all samples agree, as for perfect separation, it is the Clopper-Pearson interval of the disjoint pairs.
-    """
+    """AUROC with a percentile bootstrap over the test images."""
     values, labels = _checked(scores, anomalous)
     rng = np.random.default_rng(seed)
     step = max(1, CHUNK // len(values))
@@ -63,6 +57,7 @@ def auroc_interval(
     interval = percentile_interval(auroc(values, labels), drawn, confidence)
     if interval.low < interval.high:
         return interval
+    # all samples agree, as for perfect separation: the Clopper-Pearson interval of the disjoint pairs
     pairs = min(int(labels.sum()), int((~labels).sum()))
     low, high = (rate_of(round_to(interval.value * pairs), pairs, confidence) for round_to in (math.floor, math.ceil))
     return Interval(interval.value, low.low, high.high)
@@ -116,7 +111,7 @@ def _weighted_auroc(values: Floats, labels: Labels, weights: Floats) -> Floats:
     return (bad * (below + good / 2)).sum(1) / (bad.sum(1) * good.sum(1))
 
 
-def _checked(scores: Tensor | Floats, anomalous: Tensor | Labels) -> tuple[Floats, Labels]:
+def _checked(scores: AnyFloats, anomalous: AnyLabels) -> tuple[Floats, Labels]:
     values = np.asarray(scores, dtype=np.float64)
     labels = np.asarray(anomalous, dtype=bool)
     if values.shape != labels.shape or values.ndim != 1:

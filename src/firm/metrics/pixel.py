@@ -15,6 +15,9 @@ from firm.metrics.image import Floats, Interval, percentile_interval, resampled
 Scores = npt.NDArray[np.floating[Any]]  # in the precision of the maps: nothing is rounded into a tie
 Counts = npt.NDArray[np.int64] | Floats  # of resampled pixels, floats as they come from a matrix product
 Mask = npt.NDArray[np.bool_]
+Maps = Float[Tensor, "n h w"]
+Masks = Bool[Tensor, "n h w"]
+Ignored = Bool[Tensor, "h w"] | None
 LIMIT = 0.3  # of the FPR, as AUPRO is reported
 BINS = 2**12  # quantiles of the normal and of the anomalous pixels, each; for the intervals only
 CHUNK = 2**21  # numbers per array while resampling
@@ -32,14 +35,12 @@ class Localisation:
     regions: int
 
 
-def pixel_auroc(
-    maps: Float[Tensor, "n h w"], masks: Bool[Tensor, "n h w"], ignored: Bool[Tensor, "h w"] | None = None
-) -> float:
+def pixel_auroc(maps: Maps, masks: Masks, ignored: Ignored = None) -> float:
     """The chance that an anomalous pixel scores above a normal one, ties counting half; all images pooled."""
     return float(_curve(_pixels(maps, masks, ignored)).area())
 
 
-def aupro(maps: Float[Tensor, "n h w"], masks: Bool[Tensor, "n h w"], limit: float = LIMIT) -> float:
+def aupro(maps: Maps, masks: Masks, limit: float = LIMIT) -> float:
     """The detected fraction of a region, averaged over 8-connected regions and FPR in 0..limit; limit / 2 by chance."""
     if not 0 < limit <= 1:
         raise SettingError(f"limit is {limit}; the false-positive rate to integrate to is above 0 and at most 1")
@@ -47,13 +48,7 @@ def aupro(maps: Float[Tensor, "n h w"], masks: Bool[Tensor, "n h w"], limit: flo
 
 
 def localisation(
-    maps: Float[Tensor, "n h w"],
-    masks: Bool[Tensor, "n h w"],
-    *,
-    ignored: Bool[Tensor, "h w"] | None = None,
-    confidence: float = 0.95,
-    resamples: int = 200,
-    seed: int = 0,
+    maps: Maps, masks: Masks, *, ignored: Ignored = None, confidence: float = 0.95, resamples: int = 200, seed: int = 0
 ) -> Localisation:
     """Both metrics, exact, with a bootstrap over images (good and defective separately) on 4096 score quantiles.
 
@@ -64,15 +59,10 @@ def localisation(
     pixels = _pixels(maps, masks, ignored)
     curve = _curve(pixels)
     auroc, pro = _resampled(pixels, resamples, seed)
-    best_f1, threshold = curve.best_f1()
-    return Localisation(
-        pixel_auroc=percentile_interval(float(curve.area()), auroc, confidence),
-        aupro=percentile_interval(float(curve.area(LIMIT)), pro, confidence),
-        best_f1=best_f1,
-        best_f1_threshold=threshold,
-        images=len(maps),
-        regions=round(float(pixels.share.sum())),  # the shares of a region sum to 1
-    )
+    of_pixels = percentile_interval(float(curve.area()), auroc, confidence)
+    of_regions = percentile_interval(float(curve.area(LIMIT)), pro, confidence)
+    regions = round(float(pixels.share.sum()))  # the shares of a region sum to 1
+    return Localisation(of_pixels, of_regions, *curve.best_f1(), images=len(maps), regions=regions)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from jaxtyping import Float
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from firm.errors import SettingError
 from firm.networks.backbone import Backbone, Facts
-from firm.networks.heads import Head, projection
+from firm.networks.heads import Encoder, Head, draw_weights, projection
 
 MOST_NOISE = 10.0
 COARSEST = 32  # px: the stride of the deepest stage; images are padded to a multiple of it
@@ -61,6 +62,16 @@ class Adaptor(nn.Module):
         self.register_buffer("std", torch.ones(inside))
         self.adapt = projection(inside, Head(hidden=settings.hidden, out=settings.out))
         self.head = projection(settings.out, head)
+
+    @classmethod
+    def build(
+        cls, statistics: tuple[Tensor, Tensor], settings: Pretrained, encoder: Encoder, *, rng: torch.Generator
+    ) -> Self:
+        """A new adaptor for features of this mean and deviation, with weights drawn from `rng`."""
+        adaptor = cls(len(statistics[0]), settings, encoder.head)
+        draw_weights(adaptor, encoder.norm_momentum, rng=rng)
+        adaptor.mean, adaptor.std = statistics
+        return adaptor
 
     def forward(self, features: Float[Tensor, "b d"]) -> Float[Tensor, "b p"]:
         return self.head(self.adapted(features))

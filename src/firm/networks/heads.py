@@ -95,9 +95,8 @@ def load_weights(network: Network, path: Path) -> None:
     tensors = read_weights(path)
     wrong = differences(network.encoder, tensors)
     if wrong:
-        raise ModelFileError(
-            f"{path} is no ResNet-18 of these settings: {wrong[0]}; set encoder.width and encoder.stem to its own"
-        )
+        fix = "set encoder.width and encoder.stem to its own"
+        raise ModelFileError(f"{path} is no ResNet-18 of these settings: {wrong[0]}; {fix}")
     fill(network.encoder, tensors)
 
 

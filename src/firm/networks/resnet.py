@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from firm.networks.backbone import Trunk
 
 UNIT = 64  # width of the published networks
-
-
 STEMS = {  # kernel, stride, whether max-pooling follows
     "3x3": (3, 1, False),  # for images of 32 and 64 px
     "3x3/2": (3, 2, False),  # a quarter of the operations, for a CPU
@@ -27,42 +25,26 @@ WIDENING = 4  # of a bottleneck's output
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and a shortcut, ReLU after the sum."""
+    """Two 3x3 convolutions, or 1x1, 3x3 and 1x1 with so wide a `middle`, and a shortcut; ReLU after the sum."""
 
-    def __init__(self, inside: int, outside: int, stride: int) -> None:
+    def __init__(self, inside: int, outside: int, stride: int, middle: int = 0) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outside)
-        self.conv2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outside)
+        shapes = [(inside, outside, 3, stride), (outside, outside, 3, 1)]
+        if middle:
+            shapes = [(inside, middle, 1, 1), (middle, middle, 3, stride), (middle, outside, 1, 1)]
+        self.depth = len(shapes)
+        for number, (before, after, kernel, step) in enumerate(shapes, start=1):
+            self.add_module(f"conv{number}", nn.Conv2d(before, after, kernel, step, kernel // 2, bias=False))
+            self.add_module(f"bn{number}", nn.BatchNorm2d(after))
         self.relu = nn.ReLU(inplace=True)
         self.downsample = _downsample(inside, outside, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
-        y = self.relu(self.bn1(self.conv1(x)))
-        return self.relu(self.bn2(self.conv2(y)).add_(shortcut))
-
-
-class Bottleneck(nn.Module):
-    """1x1, 3x3 (which takes the stride) and 1x1 convolutions and a shortcut, ReLU after the sum."""
-
-    def __init__(self, inside: int, middle: int, outside: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(inside, middle, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(middle)
-        self.conv2 = nn.Conv2d(middle, middle, 3, stride, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(middle)
-        self.conv3 = nn.Conv2d(middle, outside, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(outside)
-        self.relu = nn.ReLU(inplace=True)
-        self.downsample = _downsample(inside, outside, stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        shortcut = x if self.downsample is None else self.downsample(x)
-        y = self.relu(self.bn1(self.conv1(x)))
-        y = self.relu(self.bn2(self.conv2(y)))
-        return self.relu(self.bn3(self.conv3(y)).add_(shortcut))
+        for number in range(1, self.depth + 1):
+            x = getattr(self, f"bn{number}")(getattr(self, f"conv{number}")(x))
+            x = self.relu(x if number < self.depth else x.add_(shortcut))
+        return x
 
 
 class ResNet(Trunk):
@@ -75,7 +57,8 @@ class ResNet(Trunk):
     def __init__(self, name: str, *, width: int = UNIT, stem: str = "7x7", deepest: int = 5) -> None:
         super().__init__()
         kernel, stride, pool = STEMS[stem]
-        self.memory_format = memory_format(width)
+        # channels last is the fast layout, but oneDNN's backward pass corrupts memory there below 8 channels
+        self.memory_format = torch.channels_last if width >= 8 else torch.contiguous_format
         self.conv1 = nn.Conv2d(3, width, kernel, stride, kernel // 2, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
@@ -101,18 +84,13 @@ class ResNet(Trunk):
         return outputs
 
 
-def memory_format(width: int) -> torch.memory_format:
-    """Channels last is the fast layout, but oneDNN's backward pass corrupts memory there below 8 channels."""
-    return torch.channels_last if width >= 8 else torch.contiguous_format
-
-
 def _layer(name: str, number: int, inside: int, unit: int) -> nn.Sequential:
     depths, middle = SHAPES[name]
     outside = WIDENING * unit if middle else unit
     blocks: list[nn.Module] = []
     for block in range(depths[number]):
         stride = 2 if number and not block else 1
-        blocks.append(Bottleneck(inside, middle * unit, outside, stride) if middle else Block(inside, outside, stride))
+        blocks.append(Block(inside, outside, stride, middle * unit))
         inside = outside
     return nn.Sequential(*blocks)
 

@@ -35,10 +35,8 @@ def timm_trunk(name: str, *, deepest: int, pretrained: bool) -> tuple[Trunk, Fac
             model = timm.create_model(name, pretrained=pretrained, features_only=True, out_indices=stages)
     except Exception as error:  # unknown names, models without stages, downloads: whatever timm raises
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ModelFileError(
-            f"timm cannot make {name!r} ({reason}); choose one of timm.list_models(pretrained=True) "
-            "and let it reach its weights"
-        ) from error
+        fix = "choose one of timm.list_models(pretrained=True) and let it reach its weights"
+        raise ModelFileError(f"timm cannot make {name!r} ({reason}); {fix}") from error
     return TimmTrunk(model), facts
 
 

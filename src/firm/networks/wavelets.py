@@ -53,12 +53,9 @@ class Wavelets(Trunk):
         for level in range(self.deepest):
             smooth = _convolved(copy, self.blur)
             within = CELL >> level  # pixels of this copy in a cell, along each side
-            parts = self._first(copy, _convolved(smooth, self.blur), within)
-            if level < LEVELS - 1:
-                parts.append(self._second(parts.pop(0), within))
-                stages.append(torch.cat(parts, 1))
-            else:
-                stages.append(torch.cat([*parts[1:], *_lows(images)], 1))
+            energy, *parts = self._first(copy, _convolved(smooth, self.blur), within)
+            others = [self._second(energy, within)] if level < LEVELS - 1 else _lows(images)
+            stages.append(torch.cat([*parts, *others], 1))
             copy = F.avg_pool2d(smooth, 2)
         return stages
 

@@ -30,19 +30,14 @@ COUNTER = "num_batches_tracked"  # of a batch norm in training: some files lack 
 ADVICE = "store the state dict of the network as .safetensors and give that file"
 
 
-def _stored_facts() -> dict[str, Facts]:
-    content = json.loads(resources.files("firm.networks").joinpath("backbones.json").read_text(encoding="utf-8"))
-    facts = {}
-    for name, own in content["backbones"].items():
-        fields = content.get(own.pop("base", ""), {}) | own
-        values: dict[str, Any] = {
-            field: tuple(value) if isinstance(value, list) else value for field, value in fields.items()
-        }
-        facts[name] = Facts(name=name, **values)
-    return facts
+def _facts(name: str, base: str = "", **own: Any) -> Facts:
+    fields: dict[str, Any] = _STORED.get(base, {}) | own
+    tuples: dict[str, Any] = {field: tuple(value) for field, value in fields.items() if isinstance(value, list)}
+    return Facts(name=name, **fields | tuples)
 
 
-FACTS = _stored_facts()
+_STORED = json.loads(resources.files("firm.networks").joinpath("backbones.json").read_text(encoding="utf-8"))
+FACTS = {name: _facts(name, **own) for name, own in _STORED["backbones"].items()}
 
 
 def load_backbone(name_or_file: str, *, deepest: int = STAGES, fold: bool = True) -> Backbone:
@@ -83,10 +78,7 @@ def _from_file(name_or_file: str, deepest: int, fold: bool) -> Backbone:
 
 
 def rebuild(description: Card, tensors: dict[str, Tensor]) -> Backbone:
-    """The backbone of which these are the `architecture` and the `state_dict`.
-
-    No package or weights file is needed, except timm for a model of timm.
-    """
+    """The backbone of this `architecture` and `state_dict`; only a model of timm needs a package."""
     name, deepest, folded = description["name"], description["deepest"], description["folded"]
     if name.startswith(TIMM):
         from firm.networks.timm_backbone import timm_trunk
@@ -122,46 +114,34 @@ def _recognised(path: Path, tensors: dict[str, Tensor]) -> str:
     wrong = {name: differences(_empty(name, STAGES), tensors) for name in FACTS if name != WAVELETS}
     name = min(wrong, key=lambda name: len(wrong[name]))
     if wrong[name]:
-        raise ModelFileError(
-            f"{path} is none of {', '.join(wrong)}: the nearest is {name}, but {wrong[name][0]}; "
-            "give a file of one of these under the usual names"
-        )
+        nearest = f"the nearest is {name}, but {wrong[name][0]}; give a file of one of these under the usual names"
+        raise ModelFileError(f"{path} is none of {', '.join(wrong)}: {nearest}")
     return name
-
-
-# --- where they are ---
 
 
 def installed(name: str) -> bool:
     """Whether the weights of a backbone come with an installed package, or it needs none."""
-    if name != WAVELETS:
-        try:
-            package_file(FACTS[name])
-        except (SettingError, ModelFileError):
-            return False
-    return True
+    try:
+        return name == WAVELETS or package_file(FACTS[name]).is_file()
+    except (SettingError, ModelFileError):
+        return False
 
 
 def package_file(facts: Facts) -> Path:
     """The weights in an installed package, found without running any code of it."""
     if not facts.package:
-        raise SettingError(
-            f"{facts.name} comes without weights; give a weights file with --encoder FILE (.safetensors or .pth, "
-            "with the usual names: conv1.weight, layer1.0.conv1.weight, ...)"
-        )
+        names = "with the usual names: conv1.weight, layer1.0.conv1.weight, ..."
+        file = f"give a weights file with --encoder FILE (.safetensors or .pth, {names})"
+        raise SettingError(f"{facts.name} comes without weights; {file}")
     spec = importlib.util.find_spec(facts.module)
     folders = spec.submodule_search_locations if spec else None
     path = Path(folders[0], facts.file) if folders else None
     if path is None or not path.is_file():
-        raise ModelFileError(
-            f"the weights of {facts.name} are not installed; run: pip install 'firm[pretrained]' "
-            "(or give a weights file with --encoder FILE)"
-        )
+        run = "run: pip install 'firm[pretrained]' (or give a weights file with --encoder FILE)"
+        raise ModelFileError(f"the weights of {facts.name} are not installed; {run}")
     if file_digest(path) != facts.digest:
-        raise ModelFileError(
-            f"{path} is not the published weights file of {facts.name}; "
-            f"run: pip install --force-reinstall --no-deps {facts.package}"
-        )
+        run = f"run: pip install --force-reinstall --no-deps {facts.package}"
+        raise ModelFileError(f"{path} is not the published weights file of {facts.name}; {run}")
     return path
 
 
@@ -179,9 +159,6 @@ def tensors_digest(tensors: dict[str, Tensor]) -> str:
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b"")
     return digest.hexdigest()[:16]
-
-
-# --- from a file into a network ---
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, UInt8
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from firm.errors import SettingError
 from firm.images.colour import Jitter, jittered
+from firm.outliers.drawing import Copy, check
 from firm.types import Outliers, Scene
 
 TRIES = 10
@@ -29,35 +29,31 @@ class CutPaste:
     per_inlier: int = 3
 
     def __post_init__(self) -> None:
-        for name, allowed, fix in (
+        check(
+            self,
             ("variant", self.variant in ("plain", "scar", "union"), "use plain, scar or union"),
             ("area", 0 < self.area[0] <= self.area[1] < 1, "it must rise within 0..1"),
             ("aspect", 0 < self.aspect <= 1, "it must lie in 0..1"),
-            ("per_inlier", self.per_inlier >= 1, "use 1 or more outliers per good image"),
-        ):
-            if not allowed:
-                raise SettingError(f"outliers.{name} is {getattr(self, name)!r}; {fix}")
+        )
 
     @property
     def kinds(self) -> int:
         return 2 if self.variant == "union" else 1
 
-    def __call__(
-        self, inliers: Tensor, *, rng: torch.Generator, copy: Tensor | None = None, scene: Scene | None = None
-    ) -> Outliers:
+    def __call__(self, inliers: Tensor, *, rng: Generator, copy: Copy = None, scene: Scene | None = None) -> Outliers:
         images, where, scar = self._paste(inliers, rng)
         for _ in range(TRIES):  # a piece of plain background on plain background changes nothing: draw again
-            same = (~where.flatten(1).any(1)).nonzero().squeeze(1)
-            if not len(same):
+            same = ~where.flatten(1).any(1)
+            if not same.any():
                 break
             images[same], where[same], scar[same] = self._paste(inliers[same], rng)
-        same = (~where.flatten(1).any(1)).nonzero().squeeze(1)
+        same = ~where.flatten(1).any(1)
         images[same] = 255 - inliers[same]  # a blank image has no pieces that differ: its negative still does
         where[same] = True
         return Outliers(images, torch.where(scar, self.kinds, 1), where)
 
     def _paste(
-        self, inliers: UInt8[Tensor, "n c h w"], rng: torch.Generator
+        self, inliers: UInt8[Tensor, "n c h w"], rng: Generator
     ) -> tuple[UInt8[Tensor, "n c h w"], Bool[Tensor, "n h w"], Bool[Tensor, " n"]]:
         n, _, height, width = inliers.shape
         union = self.variant == "union"
@@ -73,27 +69,25 @@ class CutPaste:
         return images, (images != inliers).any(1), scar
 
     def _pieces(
-        self, n: int, height: int, width: int, scar: Tensor, rng: torch.Generator
+        self, n: int, height: int, width: int, scar: Tensor, rng: Generator
     ) -> tuple[Float[Tensor, "n 2"], Float[Tensor, " n"]]:
         """Height and width of each piece in pixels, and its turn in radians."""
         area = _uniform(n, self.area, rng) * height * width
         ratio = torch.exp(_uniform(n, (math.log(self.aspect), -math.log(self.aspect)), rng))
-        plain = torch.stack(
-            [(area / ratio).sqrt().clamp(max=height - 1), (area * ratio).sqrt().clamp(max=width - 1)], 1
-        )
+        tall, wide = (area / ratio).sqrt().clamp(max=height - 1), (area * ratio).sqrt().clamp(max=width - 1)
         scale = min(height, width) / 256
         thin = torch.stack([_uniform(n, self.height, rng), _uniform(n, self.width, rng)], 1) * scale
         angle = _uniform(n, (-self.angle, self.angle), rng) * math.pi / 180
-        return torch.where(scar[:, None], thin, plain).clamp(min=1), torch.where(scar, angle, 0)
+        return torch.where(scar[:, None], thin, torch.stack([tall, wide], 1)).clamp(min=1), torch.where(scar, angle, 0)
 
 
-def _uniform(n: int, between: tuple[float, float], rng: torch.Generator) -> Float[Tensor, " n"]:
+def _uniform(n: int, between: tuple[float, float], rng: Generator) -> Float[Tensor, " n"]:
     low, high = between
     return low + (high - low) * torch.rand(n, generator=rng)
 
 
 def _centres(
-    size: Float[Tensor, "n 2"], angle: Float[Tensor, " n"], height: int, width: int, rng: torch.Generator
+    size: Float[Tensor, "n 2"], angle: Float[Tensor, " n"], height: int, width: int, rng: Generator
 ) -> Float[Tensor, "n 2"]:
     """A uniform place for each piece such that it stays within the image."""
     cos, sin = angle.cos().abs(), angle.sin().abs()
@@ -114,7 +108,6 @@ def _move(
     cos, sin = angle.cos()[:, None, None], angle.sin()[:, None, None]
     v, u = cos * y - sin * x, sin * y + cos * x  # the pixel in the piece's own upright frame
     inside = (v.abs() <= size[:, 0, None, None] / 2) & (u.abs() <= size[:, 1, None, None] / 2)
-    grid = torch.stack(
-        [2 * (u + source[:, 1, None, None]) / width - 1, 2 * (v + source[:, 0, None, None]) / height - 1], dim=-1
-    )
+    across, down = 2 * (u + source[:, 1, None, None]) / width - 1, 2 * (v + source[:, 0, None, None]) / height - 1
+    grid = torch.stack([across, down], dim=-1)
     return inside, F.grid_sample(images, grid, mode="nearest", padding_mode="border", align_corners=False)

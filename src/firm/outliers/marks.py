@@ -11,13 +11,11 @@ from itertools import pairwise
 
 import cv2
 import numpy as np
-import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Generator, Tensor
 
-from firm.errors import SettingError
-from firm.outliers.drawing import Levels, Mask, Pixels, each_image, local_outliers
+from firm.outliers.drawing import Copy, Levels, Mask, Pixels, altered, check, each_image
 from firm.types import Outliers, Scene
 
 POINTS = 24  # of a scratch
@@ -28,6 +26,7 @@ VISIBLE = 8  # grey levels from which a change can be seen
 MIN_PIXELS = 16  # of a mark that must be visible
 TRIES = 10
 
+Points = NDArray[np.float64]
 Draw = Callable[[Levels, Mask, np.random.Generator], Levels]  # image, object -> how much each pixel is to change
 
 
@@ -46,10 +45,8 @@ class Scratches:
     def __post_init__(self) -> None:
         _check(self, "length", "width", "change")
 
-    def __call__(
-        self, inliers: Tensor, *, rng: torch.Generator, copy: Tensor | None = None, scene: Scene | None = None
-    ) -> Outliers:
-        return local_outliers(inliers, [drawn_on(self._draw, *image) for image in each_image(inliers, scene, rng=rng)])
+    def __call__(self, inliers: Tensor, *, rng: Generator, copy: Copy = None, scene: Scene | None = None) -> Outliers:
+        return altered(inliers, [drawn_on(self._draw, *one) for one in each_image(inliers, scene, rng=rng)])
 
     def _draw(self, image: Levels, foreground: Mask, rng: np.random.Generator) -> Levels:
         side = max(image.shape[1:])
@@ -60,9 +57,7 @@ class Scratches:
         cover = _covered(image.shape[1:], lines, rng.uniform(*self.width) * side)
         return _with_sign(rng.uniform(*self.change), image, cover > 0, rng) * cover
 
-    def _line(
-        self, start: NDArray[np.float64], length: float, rng: np.random.Generator
-    ) -> Float[NDArray[np.float64], "p 2"]:
+    def _line(self, start: Points, length: float, rng: np.random.Generator) -> Float[Points, "p 2"]:
         """Points (y, x) of a line that changes its direction a little at each."""
         angles = rng.uniform(0, 2 * math.pi) + np.cumsum(rng.normal(0, self.bend, POINTS))
         steps = np.stack([np.sin(angles), np.cos(angles)], axis=1) * (length / POINTS)
@@ -83,10 +78,8 @@ class Spots:
     def __post_init__(self) -> None:
         _check(self, "size", "long", "change")
 
-    def __call__(
-        self, inliers: Tensor, *, rng: torch.Generator, copy: Tensor | None = None, scene: Scene | None = None
-    ) -> Outliers:
-        return local_outliers(inliers, [drawn_on(self._draw, *image) for image in each_image(inliers, scene, rng=rng)])
+    def __call__(self, inliers: Tensor, *, rng: Generator, copy: Copy = None, scene: Scene | None = None) -> Outliers:
+        return altered(inliers, [drawn_on(self._draw, *one) for one in each_image(inliers, scene, rng=rng)])
 
     def _draw(self, image: Levels, foreground: Mask, rng: np.random.Generator) -> Levels:
         height, width = image.shape[1:]
@@ -117,15 +110,11 @@ def drawn_on(draw: Draw, image: Pixels, foreground: Mask | None, rng: np.random.
 
 
 def _check(mark: Scratches | Spots, *ranges: str) -> None:
-    for name in ranges:
-        low, high = getattr(mark, name)
-        if not 0 < low <= high:
-            raise SettingError(f"outliers.{name} is {low, high}; it must rise and start above 0")
-    if mark.per_inlier < 1:
-        raise SettingError(f"outliers.per_inlier is {mark.per_inlier}; use 1 or more outliers per good image")
+    bounds = {name: getattr(mark, name) for name in ranges}
+    check(mark, *((name, 0 < low <= high, "it must rise and start above 0") for name, (low, high) in bounds.items()))
 
 
-def _covered(shape: tuple[int, ...], lines: list[NDArray[np.float64]], width: float) -> Float[Levels, "h w"]:
+def _covered(shape: tuple[int, ...], lines: list[Points], width: float) -> Float[Levels, "h w"]:
     """The fraction of every pixel under the lines, which are thinner at their ends."""
     cover = np.zeros(shape, np.uint8)
     for line in lines:
@@ -136,7 +125,7 @@ def _covered(shape: tuple[int, ...], lines: list[NDArray[np.float64]], width: fl
     return cover.astype(np.float32) / np.float32(255)
 
 
-def _random_pixel(foreground: Mask, rng: np.random.Generator) -> Float[NDArray[np.float64], " 2"]:
+def _random_pixel(foreground: Mask, rng: np.random.Generator) -> Float[Points, " 2"]:
     inside = np.flatnonzero(foreground)
     return np.array(divmod(int(inside[rng.integers(len(inside))]), foreground.shape[1]), float)
 

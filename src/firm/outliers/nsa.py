@@ -18,11 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from jaxtyping import Int16, UInt8
-from torch import Tensor
+from torch import Generator, Tensor
 
-from firm.errors import SettingError
 from firm.images.colour import Jitter, jittered
-from firm.outliers.drawing import Mask, Pixels, each_image, local_outliers
+from firm.outliers.drawing import Copy, Mask, Pixels, altered, check, each_image
 from firm.types import Outliers, Scene
 
 GAMMA = (0.03, 2.0, 0.05)  # offset, shape and scale of the half-sides, as parts of the image's side
@@ -90,7 +89,8 @@ class Nsa:
 
     def __post_init__(self) -> None:
         half, fraction = "it must rise within 0..0.5 of the side", "it must lie in 0..1, below 1"
-        for name, allowed, fix in (
+        check(
+            self,
             ("blend", self.blend in ("auto", "normal", "mixed"), "use auto, normal or mixed"),
             ("sizes", self.sizes in ("gamma", "uniform"), "use gamma or uniform"),
             ("half_height", 0 < self.half_height[0] <= self.half_height[1] < 0.5, half),
@@ -102,32 +102,25 @@ class Nsa:
             ("other", 0 <= self.other <= 1, "a chance lies in 0..1"),
             ("jitter", 0 <= self.jitter <= 0.5, "it must lie in 0..0.5"),
             ("patches", self.patches >= 1, "use 1 or more"),
-            ("per_inlier", self.per_inlier >= 1, "use 1 or more outliers per good image"),
-        ):
-            if not allowed:
-                raise SettingError(f"outliers.{name} is {getattr(self, name)!r}; {fix}")
+        )
 
-    def __call__(
-        self, inliers: Tensor, *, rng: torch.Generator, copy: Tensor | None = None, scene: Scene | None = None
-    ) -> Outliers:
+    def __call__(self, inliers: Tensor, *, rng: Generator, copy: Copy = None, scene: Scene | None = None) -> Outliers:
         donors = scene.donors if scene else inliers
         objects = scene.donor_foreground if scene else None
-        altered: list[Pixels] = []
-        for image, foreground, draw in each_image(inliers, scene, rng=rng):
+
+        def alter(image: Pixels, foreground: Mask | None, draw: np.random.Generator) -> Pixels:
             target = self._part(image, foreground)
             made = self._outlier(target, self._sources(image, target, donors, objects, draw), draw)
-            altered.append(np.stack(cv2.split(made)[: len(image)]).astype(np.uint8, copy=False))
-        return local_outliers(inliers, altered)
+            return np.stack(cv2.split(made)[: len(image)]).astype(np.uint8, copy=False)
+
+        return altered(inliers, [alter(*one) for one in each_image(inliers, scene, rng=rng)])
 
     def _part(self, image: Pixels, foreground: Mask | None) -> Part:
         pixels = np.asarray(cv2.merge(list(np.broadcast_to(image, (3, *image.shape[1:])))))
-        mask = None
-        if self.min_object and self.background[1]:
-            mask = object_mask(pixels, *self.background)
-        elif self.min_object:
-            mask = foreground
+        mask = object_mask(pixels, *self.background) if self.min_object and self.background[1] else foreground
         # an object that fills the image, or was not found at all, says nothing about places
-        return Part(pixels, mask if mask is not None and mask.any() and not mask.all() else None)
+        tells = bool(self.min_object) and mask is not None and mask.any() and not mask.all()
+        return Part(pixels, mask if tells else None)
 
     def _sources(
         self, image: Pixels, target: Part, donors: Tensor, objects: Tensor | None, rng: np.random.Generator
@@ -259,31 +252,23 @@ def place_box(
 
 def half_sizes(nsa: Nsa, shape: Shape, rng: np.random.Generator) -> Shape:
     """Step 2: half the height and half the width of a patch in pixels."""
-    sizes = []
-    for side, (low, high) in zip(shape, bounds(nsa, shape), strict=True):
-        if nsa.sizes == "uniform":
-            sizes.append(int(rng.integers(low, high, endpoint=True)))
-        else:
-            offset, form, scale = GAMMA
-            sizes.append(int(np.clip((offset + rng.gamma(form, scale)) * side, low, high)))
-    return sizes[0], sizes[1]
+    (rows, columns), (offset, form, scale) = bounds(nsa, shape), GAMMA
+    if nsa.sizes == "uniform":
+        return int(rng.integers(*rows, endpoint=True)), int(rng.integers(*columns, endpoint=True))
+    tall, wide = ((offset + rng.gamma(form, scale)) * side for side in shape)
+    return int(np.clip(tall, *rows)), int(np.clip(wide, *columns))
 
 
 def bounds(nsa: Nsa, shape: Shape) -> tuple[Shape, Shape]:
     """The bounds of height and width in pixels."""
-    pairs = []
-    for side, (low, high) in zip(shape, (nsa.half_height, nsa.half_width), strict=True):
-        least = max(1, round(low * side))
-        pairs.append((least, max(least, round(high * side))))
-    return pairs[0], pairs[1]
+    sides = zip(shape, (nsa.half_height, nsa.half_width), strict=True)
+    (low, high), (narrow, wide) = ([max(1, round(part * side)) for part in half] for side, half in sides)
+    return (low, high), (narrow, wide)
 
 
 def resized(nsa: Nsa, cut: Box, shape: Shape, rng: np.random.Generator) -> Shape:
-    """Step 4: the size at which a patch lands, its aspect kept as far as the bounds allow.
-
-    Published so: the bounds of the half-sizes hold the whole height and width here.
-    """
-    high, wide = bounds(nsa, shape)
+    """Step 4: the size at which a patch lands, its aspect kept as far as the bounds allow."""
+    high, wide = bounds(nsa, shape)  # published so: the bounds of the half-sizes hold the whole height and width here
     scale = np.clip(rng.normal(1, 0.5), *nsa.resize)
     height = np.clip(scale * cut.height, *high)
     width = np.clip(height / cut.height * cut.width, *wide)
@@ -292,10 +277,7 @@ def resized(nsa: Nsa, cut: Box, shape: Shape, rng: np.random.Generator) -> Shape
 
 
 def clone(image: Rgb, patch: Patch, place: Box, *, mixed: bool) -> None:
-    """Step 6: blend the patch into the image in place; one too small, or that OpenCV refuses, changes nothing.
-
-    The mask is the whole patch less its rim: either object, and what is background in both, make up all of it.
-    """
+    """Step 6: blend the patch, less its rim, in place; one too small, or that OpenCV refuses, changes nothing."""
     if (place.height - 2) * (place.width - 2) < MIN_PIXELS:
         return
     mask = np.zeros((place.height, place.width), np.uint8)  # a new one each time: OpenCV writes into it
@@ -340,7 +322,7 @@ def _around(centre: Shape, size: Shape, shape: Shape) -> Box:
 def _jittered(patch: Rgb, strength: float, rng: np.random.Generator) -> Rgb:
     """As if the whole source were jittered: they differ by a constant, and blending keeps gradients only."""
     levels = Jitter(brightness=strength, contrast=strength, saturation=strength, hue=strength)
-    generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
+    generator = Generator().manual_seed(int(rng.integers(2**62)))
     pixels = torch.from_numpy(patch).permute(2, 0, 1)[None].float() / 255
     changed = jittered(pixels, levels, rng=generator)[0].permute(1, 2, 0)
     return (changed * 255).round().to(torch.uint8).contiguous().numpy()

@@ -14,15 +14,14 @@ from typing import Any
 
 import cv2
 import numpy as np
-import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Generator, Tensor
 
 from firm.data.folder import folders_in, image_files
 from firm.errors import DataError, FirmError, SettingError
 from firm.images.decode import decode
-from firm.outliers.drawing import Levels, Mask, Pixels, each_image, local_outliers
+from firm.outliers.drawing import Copy, Levels, Mask, Pixels, altered, check, each_image
 from firm.types import Outliers, Scene
 
 Bytes = NDArray[np.uint8]
@@ -64,40 +63,32 @@ LOOKS = {
 
 @dataclass(frozen=True, kw_only=True)
 class PerlinBlend:
-    """Another good image, moved, bent and recoloured, blended into the object inside a Perlin mask.
-
-    `folder` is one of ready-made anomalies of the class (such as sdas/screw of RealNet's SIA), used unchanged.
-    """
+    """Another good image, moved, bent and recoloured, blended into the object inside a Perlin mask."""
 
     strength: float = 1.0  # of the distortion; at 0 the donor is only moved
     opacity: tuple[float, float] = (0.5, 1.0)
-    folder: str = ""
+    folder: str = ""  # of ready-made anomalies of the class, used unchanged, such as sdas/screw of RealNet's SIA
     least: int = 16  # pixels an anomaly must have
     per_inlier: int = 1
 
     kinds = 1
 
     def __post_init__(self) -> None:
-        for name, allowed, fix in (
+        check(
+            self,
             ("strength", self.strength >= 0, "use 0 for moved donors, 1 to distort them"),
             ("opacity", 0 < self.opacity[0] <= self.opacity[1] <= 1, "it must rise within 0..1, from above 0"),
             ("least", self.least >= 1, "an anomaly has at least 1 pixel"),
-            ("per_inlier", self.per_inlier >= 1, "use 1 or more outliers per good image"),
-        ):
-            if not allowed:
-                raise SettingError(f"outliers.{name} is {getattr(self, name)!r}; {fix}")
+        )
 
-    def __call__(
-        self, inliers: Tensor, *, rng: torch.Generator, copy: Tensor | None = None, scene: Scene | None = None
-    ) -> Outliers:
+    def __call__(self, inliers: Tensor, *, rng: Generator, copy: Copy = None, scene: Scene | None = None) -> Outliers:
         if self.folder:
             pool = _Pool(_folder_images(self.folder, *inliers.shape[1:]))
         elif scene is None or not len(scene.donors):
             pool = _Pool(inliers.cpu().numpy())
         else:
             pool = _Pool(scene.donors.cpu().numpy(), scene.donor_foreground.cpu().numpy())
-        altered = [self._altered(pool, *image) for image in each_image(inliers, scene, rng=rng)]
-        return local_outliers(inliers, altered)
+        return altered(inliers, [self._altered(pool, *one) for one in each_image(inliers, scene, rng=rng)])
 
     def _altered(self, pool: _Pool, image: Pixels, foreground: Mask | None, rng: np.random.Generator) -> Pixels:
         """The image with a donor blended in; an invisible change is drawn again, stronger."""
@@ -201,10 +192,7 @@ def _visible(change: Float[Levels, "c k"], at: Places, mask: Mask) -> Bool[Mask,
 
 @lru_cache(maxsize=2)
 def _folder_images(folder: str, channels: int, height: int, width: int) -> UInt8[Bytes, "m c h w"]:
-    """At most KEPT images of the folder, evenly over their names, at the size of the inliers.
-
-    A damaged file is left out with a warning that names it.
-    """
+    """At most KEPT images of the folder, evenly over their names, at the size of the inliers; skips damaged ones."""
     files, images = image_files(Path(folder)), []
     for number in np.linspace(0, len(files) - 1, min(KEPT, len(files))).round().astype(int):
         try:
@@ -226,22 +214,13 @@ def _folder_images(folder: str, channels: int, height: int, width: int) -> UInt8
 
 
 def perlin_mask(
-    height: int,
-    width: int,
-    *,
-    rng: np.random.Generator,
-    foreground: Bool[NDArray[np.bool_], "height width"] | None = None,
-    least: int = 16,
-) -> Bool[NDArray[np.bool_], "height width"]:
-    """Thresholded noise on the object, at least `least` pixels of it; one mask in twenty would be empty otherwise.
-
-    A foreground of fewer pixels is a failed segmentation, and the whole image counts as the object.
-    """
+    height: int, width: int, *, rng: np.random.Generator, foreground: Bool[Mask, "h w"] | None = None, least: int = 16
+) -> Bool[Mask, "h w"]:
+    """Thresholded noise on the object, at least `least` pixels of it; one mask in twenty would be empty otherwise."""
     if height * width < least:
-        raise SettingError(
-            f"an image of {width} x {height} pixels has no room for an anomaly of {least}; lower `least`"
-        )
-    if foreground is None or np.count_nonzero(foreground) < least:
+        small = f"an image of {width} x {height} pixels"
+        raise SettingError(f"{small} has no room for an anomaly of {least}; lower `least`")
+    if foreground is None or np.count_nonzero(foreground) < least:  # unknown, or a failed segmentation
         foreground = np.ones((height, width), bool)
     for _ in range(MASKS):
         mask = _turned_noise(height, width, rng) & foreground
@@ -251,10 +230,8 @@ def perlin_mask(
 
 
 def perlin_noise(angles: Float[NDArray[np.float32], "rows columns"], side: int) -> NDArray[np.float32]:
-    """One octave of gradient noise of side x side pixels, a unit gradient of the given angle on each cell corner.
-
-    Both blends are matrices of two entries per row, so the noise of all cells is one product.
-    """
+    """One octave of gradient noise of side x side pixels, a unit gradient of the given angle on each cell corner."""
+    # both blends are matrices of two entries per row, so the noise of all cells is one product
     blend_y, slope_y = _corners(side, angles.shape[0] - 1)
     blend_x, slope_x = _corners(side, angles.shape[1] - 1)
     left = np.hstack([blend_y @ np.cos(angles), slope_y @ np.sin(angles)])  # side, 2 * columns

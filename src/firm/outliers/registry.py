@@ -4,10 +4,12 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Int, UInt8
-from torch import Tensor
+from torch import Generator, Tensor
 
-from firm.errors import SettingError
+from firm.images.alignment import Conditioning
+from firm.images.foreground import Rule
 from firm.outliers.cutpaste import CutPaste as CutPaste
+from firm.outliers.drawing import Copy, check
 from firm.outliers.marks import Scratches as Scratches
 from firm.outliers.marks import Spots as Spots
 from firm.outliers.nsa import PRESETS as NSA_PRESETS
@@ -17,6 +19,9 @@ from firm.outliers.whole_images import Exposure as Exposure
 from firm.outliers.whole_images import Rotations as Rotations
 from firm.runtime.random import stream
 from firm.types import Outliers, OutlierSource, Scene
+
+Images = UInt8[Tensor, "n c h w"]
+Masks = Bool[Tensor, "n h w"]
 
 VISIBLE = 5  # grey levels from which a change can be seen
 MIN_PIXELS = 16  # of a defect that must stay visible beside ignored pixels
@@ -60,18 +65,14 @@ class Mixture:
     per_inlier: int = 3  # where it exceeds the number of sources, the first of them are used more often
 
     def __post_init__(self) -> None:
-        if not self.sources or not set(self.sources) <= set(LOCAL) or len(set(self.sources)) < len(self.sources):
-            raise SettingError(f"outliers.sources is {self.sources}; give each once, some of {', '.join(LOCAL)}")
-        if self.per_inlier < 1:
-            raise SettingError(f"outliers.per_inlier is {self.per_inlier}; use 1 or more outliers per good image")
+        each_once = 0 < len(self.sources) == len(set(self.sources) & set(LOCAL))
+        check(self, ("sources", each_once, f"give each once, some of {', '.join(LOCAL)}"))
 
     @property
     def kinds(self) -> int:
         return sum(LOCAL[name].kinds for name in self.sources)
 
-    def __call__(
-        self, inliers: Tensor, *, rng: torch.Generator, copy: Tensor | None = None, scene: Scene | None = None
-    ) -> Outliers:
+    def __call__(self, inliers: Tensor, *, rng: Generator, copy: Copy = None, scene: Scene | None = None) -> Outliers:
         seed = int(torch.randint(2**62, (1,), generator=rng))  # before the copies, which the caller may have drawn
         number = copy
         if number is None or self.per_inlier < len(self.sources):
@@ -101,17 +102,11 @@ OUTLIERS: dict[str, OutlierSource] = {
 
 
 def make_outliers(
-    source: OutlierSource,
-    inliers: UInt8[Tensor, "n c h w"],
-    *,
-    rng: torch.Generator,
-    copy: Int[Tensor, " n"] | None = None,
-    scene: Scene | None = None,
+    source: OutlierSource, inliers: Images, *, rng: Generator, copy: Copy = None, scene: Scene | None = None
 ) -> Outliers:
     """The source's outliers with hidden pixels restored, so that no defect is learnt where nothing is inspected.
 
-    Those of which too little is left are drawn again. Without hidden pixels, and for sources that alter whole images,
-    these are the source's outliers unchanged.
+    Those of which too little is left are drawn again. Sources that alter whole images are left as they are.
     """
     made = source(inliers, rng=rng, copy=copy, scene=scene)
     if scene is None or scene.hidden is None or made.where is None:
@@ -129,21 +124,30 @@ def make_outliers(
         images[at], where[at], visible[at] = (values[better] for values in fresh)
         group[at], enough[at] = made.group[better], visible[at] >= MIN_PIXELS
     for number in (visible == 0).nonzero().squeeze(1).tolist():  # nothing else worked: another brightness
-        inlier, where[number] = inliers[number], _free(scene.foreground[number], scene.hidden[number])
+        inlier, seen = inliers[number], ~scene.hidden[number]
+        places = (scene.foreground[number] & seen, seen)  # the visible object, else all that is visible, else all
+        where[number] = next((place for place in places if bool(place.any())), torch.ones_like(seen))
         shifted = torch.where(inlier < 128, inlier + SHIFT, inlier - SHIFT)
         images[number] = torch.where(where[number], shifted, inlier)
     return Outliers(images, group, where)
 
 
-def _restored(
-    images: UInt8[Tensor, "n c h w"], inliers: UInt8[Tensor, "n c h w"], hidden: Bool[Tensor, "n h w"]
-) -> tuple[UInt8[Tensor, "n c h w"], Bool[Tensor, "n h w"], Int[Tensor, " n"]]:
+def _restored(images: Images, inliers: Images, hidden: Masks) -> tuple[Images, Masks, Int[Tensor, " n"]]:
     """The images with hidden pixels of the inliers, where they still differ, and on how many pixels visibly."""
     restored = torch.where(hidden[:, None], inliers, images)
     change = (restored.int() - inliers.int()).abs().amax(1)
     return restored, change > 0, (change >= VISIBLE).flatten(1).sum(1)
 
 
-def _free(foreground: Bool[Tensor, "h w"], hidden: Bool[Tensor, "h w"]) -> Bool[Tensor, "h w"]:
-    """The visible object, else all that is visible, else everything."""
-    return next((place for place in (foreground & ~hidden, ~hidden) if bool(place.any())), torch.ones_like(hidden))
+def scene_of(
+    good: UInt8[Tensor, "n c h w"],
+    others: UInt8[Tensor, "m c h w"],
+    ignored: Bool[Tensor, "a b"] | None,
+    *,
+    rule: Rule | None = None,
+    masks: tuple[Bool[Tensor, "n h w"] | None, Bool[Tensor, "m h w"] | None] = (None, None),
+) -> Scene:
+    """Where defects may be placed on unaligned images: on the objects, except ignored pixels."""
+    unaligned = Conditioning() if rule is None else Conditioning(foreground=rule)
+    aligned = unaligned(good, ignored, masks[0])
+    return Scene(aligned.foreground, others, unaligned(others, ignored, masks[1]).foreground, aligned.hidden())

@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from jaxtyping import Int, Shaped, UInt8
-from torch import Tensor
+from torch import Generator, Tensor
 
 from firm.data.registry import data_root
 from firm.errors import DataError, FirmError
 from firm.images.decode import SUFFIXES, decode
 from firm.images.preprocess import resize, to_tensor
+from firm.outliers.drawing import Copy
 from firm.types import Outliers, Scene
 
 URL = "https://people.eecs.berkeley.edu/~hendrycks/300K_random_images.npy"
@@ -31,32 +32,24 @@ class Rotations:
     per_inlier = 3
     kinds = 3
 
-    def __call__(
-        self, inliers: Tensor, *, rng: torch.Generator, copy: Tensor | None = None, scene: Scene | None = None
-    ) -> Outliers:
+    def __call__(self, inliers: Tensor, *, rng: Generator, copy: Copy = None, scene: Scene | None = None) -> Outliers:
         quarter = 1 + (torch.randint(3, (len(inliers),), generator=rng) if copy is None else copy)
         return Outliers(turned(inliers, quarter), quarter)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exposure:
-    """Every outlier is a random image of the pool, three per inlier.
+    """Every outlier is a random image of the pool, three per inlier."""
 
-    `path` is an .npy array or a folder of images; empty: the exposure set under the data root. `rotate` turns each
-    image by one of the three angles, which is then its kind ("OE (rot.)").
-    """
-
-    path: str = ""
-    rotate: bool = False
+    path: str = ""  # an .npy array or a folder of images; empty: the exposure set under the data root
+    rotate: bool = False  # turn each image by one of the three angles, which is then its kind ("OE (rot.)")
     per_inlier = 3
 
     @property
     def kinds(self) -> int:
         return 3 if self.rotate else 1
 
-    def __call__(
-        self, inliers: Tensor, *, rng: torch.Generator, copy: Tensor | None = None, scene: Scene | None = None
-    ) -> Outliers:
+    def __call__(self, inliers: Tensor, *, rng: Generator, copy: Copy = None, scene: Scene | None = None) -> Outliers:
         n, _, height, width = inliers.shape
         if height != width:
             raise DataError(f"exposure needs square images, not {width} x {height} pixels; make them square")
@@ -78,8 +71,7 @@ def turned(images: Shaped[Tensor, "n c h w"], quarters: Int[Tensor, " n"] | int)
     result = images.clone()
     for quarter in (1, 2, 3):
         chosen = (quarters % 4 == quarter).nonzero().squeeze(1)
-        if len(chosen):
-            result[chosen] = torch.rot90(images[chosen], quarter, dims=(2, 3))
+        result[chosen] = torch.rot90(images[chosen], quarter, dims=(2, 3))
     return result
 
 

@@ -108,24 +108,30 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
 
 def change(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     """A copy with values replaced by path: `{"training.batch": 16, "outliers": "cutpaste"}`."""
-    changed: Recipe = _changed(recipe, {tuple(path.split(".")): value for path, value in changes.items()}, "")
-    return changed
+    return _changed(recipe, {tuple(path.split(".")): value for path, value in changes.items()}, "")
 
 
-def to_json(value: Any) -> Any:
+def to_json(value: Any, *, defaults: bool = True) -> Any:
     """Settings as plain JSON values; a member of a family carries its kind."""
-    return _written(value, every_field=True)
+    if not is_dataclass(value) or isinstance(value, type):
+        return list(value) if isinstance(value, tuple) else value
+    kind = _kind(type(value))
+    content = {"kind": kind} if kind else {}
+    for setting in fields(value):
+        default = setting.default if setting.default_factory is MISSING else setting.default_factory()
+        if (current := getattr(value, setting.name)) != default or defaults:
+            content[setting.name] = to_json(current, defaults=defaults)
+    return content
 
 
 def sparse(value: Any) -> Any:
     """Like `to_json` without defaults, so a setting added later changes nothing."""
-    return _written(value, every_field=False)
+    return to_json(value, defaults=False)
 
 
 def from_json(data: Mapping[str, Any]) -> Recipe:
     """Read the recipe of a card; names an unknown or invalid entry."""
-    recipe: Recipe = _read(Recipe, data, "recipe")
-    return recipe
+    return _read(Recipe, data, "recipe")
 
 
 def digest(recipe: Recipe, **further: Any) -> str:
@@ -148,18 +154,6 @@ def _changed(owner: Any, changes: Mapping[tuple[str, ...], Any], prefix: str) ->
         deeper = {rest[1:]: new for rest, new in changes.items() if rest[0] == name and len(rest) > 1}
         fresh[name] = _changed(value, deeper, f"{path}.") if deeper else value
     return dataclasses.replace(owner, **fresh)
-
-
-def _written(value: Any, every_field: bool) -> Any:
-    if not is_dataclass(value) or isinstance(value, type):
-        return list(value) if isinstance(value, tuple) else value
-    kind = _kind(type(value))
-    content = {"kind": kind} if kind else {}
-    for setting in fields(value):
-        default = setting.default if setting.default_factory is MISSING else setting.default_factory()
-        if (current := getattr(value, setting.name)) != default or every_field:
-            content[setting.name] = _written(current, every_field)
-    return content
 
 
 def _read(cls: type, data: Mapping[str, Any], path: str) -> Any:
@@ -240,10 +234,8 @@ def _imported(kind: str, path: str) -> type:
     except (KeyError, AttributeError):
         own = None
     if not (isinstance(own, type) and is_dataclass(own)):
-        raise SettingError(
-            f"{path} needs your class {name} of module {module}; import {module} first, "
-            f"with {name} as a dataclass at its top level"
-        )
+        how = f"import {module} first, with {name} as a dataclass at its top level"
+        raise SettingError(f"{path} needs your class {name} of module {module}; {how}")
     return own
 
 

@@ -4,17 +4,13 @@ import base64
 from typing import Any
 
 import cv2
-import numpy as np
-import numpy.typing as npt
 from markupsafe import Markup
 
 from firm.decision.verdict import Region
 from firm.detector.inspection import InspectedImage
-from firm.report.heatmap import ends, overlay, scale_bar, thumbnail
+from firm.report.heatmap import Pixels, ends, overlay, scale_bar, thumbnail
 from firm.report.html import SIGNS, render
 from firm.report.ledger import worst_region
-
-Pixels = npt.NDArray[np.uint8]
 
 LARGEST = 256  # pixels of a thumbnail's longer side
 CLOSE = 128  # of the worst region and its nearest good part

@@ -21,27 +21,15 @@ def histogram(good: Sequence[float], batch: Sequence[float], limits: Limits | No
         return Markup("<p>There is no score to draw.</p>")
     low, high, cut = _span(everything, limits)
     places = [(limit - low) / (high - low) for limit in limits or ()]
-    return render(
-        "histogram.html",
-        batch=batch,
-        good=good,
-        bars={"batch": heights(batch, low, high), "good": heights(good, low, high)},
-        limits=list(zip(("review", "fail"), limits or (), places, strict=False)),
-        low=low,
-        high=high,
-        cut=cut,
-    )
+    marks = list(zip(("review", "fail"), limits or (), places, strict=False))
+    sides = {"batch": counts(batch, low, high), "good": counts(good, low, high)}
+    bars = {side: (bins / max(1, bins.max())).tolist() for side, bins in sides.items()}
+    return render("histogram.html", batch=batch, good=good, bars=bars, limits=marks, low=low, high=high, cut=cut)
 
 
 def counts(scores: Sequence[float], low: float, high: float) -> npt.NDArray[np.int64]:
     """How many scores fall into each bin; what lies beyond an end is counted in the bin there."""
     return np.histogram(np.clip(scores, low, high), BINS, (low, high))[0]
-
-
-def heights(scores: Sequence[float], low: float, high: float) -> list[float]:
-    """The counts in parts of the largest one."""
-    numbers = counts(scores, low, high)
-    return (numbers / max(1, numbers.max())).tolist()
 
 
 def _span(everything: list[float], limits: Limits | None) -> tuple[float, float, bool]:

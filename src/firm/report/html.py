@@ -27,23 +27,15 @@ def sha256(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _printable(value: object) -> object:
-    return value if isinstance(value, Markup) else named(str(value))
-
-
-def _asset(name: str) -> Markup:
-    return Markup(_LOADER.get_source(_TEMPLATES, name)[0])
-
-
 _LOADER = PackageLoader("firm.report")
 _TEMPLATES = Environment(
     loader=_LOADER,
     autoescape=True,
-    finalize=_printable,
+    finalize=lambda value: value if isinstance(value, Markup) else named(str(value)),
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-_TEMPLATES.globals |= {"asset": _asset, "signs": SIGNS}
+_TEMPLATES.globals |= {"asset": lambda name: Markup(_LOADER.get_source(_TEMPLATES, name)[0]), "signs": SIGNS}
 _TEMPLATES.filters |= {"sha256": sha256}

@@ -20,13 +20,8 @@ from firm.errors import named
 REGION = ("top", "left", "bottom", "right", "area", "peak")
 # the image first: a quoted first cell stays whole whatever a spreadsheet takes for the separator
 COLUMNS = ("image", "verdict", "score", "review", "fail", "regions", *REGION, "model", "calibration")
-MARK = "\ufeff"
+MARK = "\ufeff"  # of UTF-8, before the names of the columns
 FORMULA = tuple("=+-@＝＋－＠'")
-
-
-def csv_head() -> str:
-    """The mark of UTF-8 and the names of the columns."""
-    return MARK + csv_line(COLUMNS)
 
 
 def csv_row(verdict: Verdict) -> str:
@@ -40,10 +35,8 @@ def csv_row(verdict: Verdict) -> str:
 
 def json_line(verdict: Verdict) -> str:
     """One image as an object on a line of its own."""
-    texts = {
-        name: getattr(verdict, name).encode(errors="backslashreplace").decode()
-        for name in ("image", "model", "calibration")
-    }
+    names = ("image", "model", "calibration")
+    texts = {name: getattr(verdict, name).encode(errors="backslashreplace").decode() for name in names}
     return json.dumps(asdict(verdict) | texts, allow_nan=False) + "\n"
 
 

@@ -68,16 +68,10 @@ class LivePage:
 
     def text(self) -> str:
         """The page as HTML."""
-        return render(
-            "live.html",
-            title=self.title,
-            seconds=RELOAD,
-            counts=self.counts,
-            scores=len(self.scores),
-            histogram=histogram(self.good_scores, list(self.scores), self.limits if self.scores else None),
-            shown=[(line, self._source(line)) for line in reversed(self.shown)],
-            last=list(reversed(self.last)),
-        )
+        drawn = histogram(self.good_scores, list(self.scores), self.limits if self.scores else None)
+        shown = [(line, self._source(line)) for line in reversed(self.shown)]
+        values = {"counts": self.counts, "scores": len(self.scores), "last": list(reversed(self.last))}
+        return render("live.html", title=self.title, seconds=RELOAD, histogram=drawn, shown=shown, **values)
 
     def _source(self, line: Line) -> str:
         """The heat map as an address, relative to the page where it can be."""

@@ -6,12 +6,11 @@ three files get their names when all of them are complete.
 
 import heapq
 import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 from markupsafe import Markup
@@ -22,22 +21,18 @@ from firm.detector.inspection import InspectedImage, Inspection
 from firm.report.gallery import RANKS, entry, scale
 from firm.report.histogram import histogram
 from firm.report.html import SIGNS, generate
-from firm.report.ledger import csv_head, csv_row, json_line
+from firm.report.ledger import COLUMNS, MARK, csv_line, csv_row, json_line
 from firm.runtime.files import replace_file, writing
 
 PAGE, TABLE, LINES = "report.html", "verdicts.csv", "verdicts.jsonl"
 GALLERY = 500
 KEPT = "an older report is unchanged"
 
+Images = Iterable[InspectedImage]
+
 
 def write_inspection(
-    folder: Path,
-    inspection: Inspection,
-    images: Iterable[InspectedImage],
-    *,
-    model: str,
-    gallery: int = GALLERY,
-    when: str = "",
+    folder: Path, inspection: Inspection, images: Images, *, model: str, gallery: int = GALLERY, when: str = ""
 ) -> Path:
     """The report of a batch that is inspected while it is written; `when` is the time to print on it."""
     by = inspection.detector.decides
@@ -56,7 +51,7 @@ def write_inspection(
 
 def write_page(
     folder: Path,
-    images: Iterable[InspectedImage],
+    images: Images,
     *,
     title: str,
     good_scores: Sequence[float],
@@ -70,7 +65,11 @@ def write_page(
 
     `images` is consumed one by one. Beyond the `gallery` worst, an image is in the two tables only.
     """
-    with _scratch(folder) as scratch:
+    with writing(folder / PAGE, KEPT):
+        folder.mkdir(parents=True, exist_ok=True)
+        beside = TemporaryDirectory(dir=folder, prefix=".report.", ignore_cleanup_errors=True)  # what is not complete
+    with beside as name:
+        scratch = Path(name)
         batch = _gather(scratch, images, gallery)
         limits = (batch.first.review, batch.first.fail) if batch.first else None
         values = batch.values() | {"title": title, "left_out": left_out, "notes": notes, "when": when}
@@ -122,14 +121,14 @@ class _Batch:
         }
 
 
-def _gather(scratch: Path, images: Iterable[InspectedImage], gallery: int) -> _Batch:
+def _gather(scratch: Path, images: Images, gallery: int) -> _Batch:
     """Both tables written, the worst entries on disk, the rest counted; never more than one image in memory."""
     batch, target = _Batch(), scratch.parent / TABLE
     with ExitStack() as opened:
         with writing(target, KEPT):
             table = opened.enter_context(open(scratch / TABLE, "w", encoding="utf-8", newline=""))
             lines = opened.enter_context(open(scratch / LINES, "w", encoding="utf-8", newline="\n"))
-            table.write(csv_head())
+            table.write(MARK + csv_line(COLUMNS))
         for image in images:
             with writing(target, KEPT):
                 batch.add(image, scratch, gallery)
@@ -140,18 +139,6 @@ def _gather(scratch: Path, images: Iterable[InspectedImage], gallery: int) -> _B
             _sync(table)
             _sync(lines)
     return batch
-
-
-@contextmanager
-def _scratch(folder: Path) -> Iterator[Path]:
-    """A folder beside the report for what is not complete yet, removed at the end whatever happens."""
-    with writing(folder / PAGE, KEPT):
-        folder.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=folder, prefix=".report."))
-    try:
-        yield scratch
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _sync(file: IO[str]) -> None:

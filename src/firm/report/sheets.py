@@ -28,6 +28,11 @@ IGNORED = (231, 76, 60)  # the colour of ignored pixels, mixed in halves
 DIMMED = 0.35  # brightness left to the background
 CALLED, PASSED = "#c0392b", "#1e8449"
 
+Images = UInt8[Tensor, "n c h w"]
+Masks = Bool[Tensor, "n h w"]
+Pixels = UInt8[npt.NDArray[np.uint8], "h w 3"]
+Mask = Bool[npt.NDArray[np.bool_], "h w"]
+
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure as a PNG in one step."""
@@ -36,14 +41,11 @@ def save_figure(figure: Figure, path: Path) -> None:
     write_atomically(path, content.getvalue())
 
 
-def _pixels(image: UInt8[Tensor, "c h w"]) -> UInt8[npt.NDArray[np.uint8], "h w 3"]:
+def _pixels(image: UInt8[Tensor, "c h w"]) -> Pixels:
     return image.expand(3, -1, -1).permute(1, 2, 0).cpu().numpy()
 
 
-# outliers
-
-
-def draw_outliers(originals: UInt8[Tensor, "n c h w"], outliers: dict[str, Outliers], path: Path, title: str) -> None:
+def draw_outliers(originals: Images, outliers: dict[str, Outliers], path: Path, title: str) -> None:
     """A row per source and kind: each example as it was, as it became, and outlined where it was altered."""
     rows = [row for name, made in outliers.items() for row in _rows(name, made)]
     if not rows:
@@ -75,23 +77,15 @@ def _rows(name: str, made: Outliers) -> Iterator[tuple[str, Outliers, list[int]]
         yield name if len(kinds) == 1 else f"{name} {kind}", made, examples
 
 
-def _outline(panel: Axes, altered: Bool[npt.NDArray[np.bool_], "h w"]) -> None:
+def _outline(panel: Axes, altered: Mask) -> None:
     """The border of the altered pixels; a frame of zeros closes it where they touch the edge."""
     if altered.any():
         y, x = (np.arange(-1, side + 1) for side in altered.shape)
         panel.contour(x, y, np.pad(altered, 1).astype(float), levels=[0.5], colors=ALTERED_LINE, linewidths=0.8)
 
 
-# foreground masks
-
-
 def draw_masks(
-    images: UInt8[Tensor, "n c h w"],
-    masks: Bool[Tensor, "n h w"],
-    rule: Rule,
-    path: Path,
-    title: str,
-    ignored: Bool[Tensor, "h w"] | None = None,
+    images: Images, masks: Masks, rule: Rule, path: Path, title: str, ignored: Bool[Tensor, "h w"] | None = None
 ) -> None:
     """Up to 12 evenly spaced images, the object outlined, the background dimmed, ignored pixels red."""
     if not len(images):
@@ -112,11 +106,7 @@ def draw_masks(
     save_figure(figure, path)
 
 
-def masked(
-    image: UInt8[Tensor, "c h w"],
-    mask: Bool[npt.NDArray[np.bool_], "h w"],
-    ignored: Bool[npt.NDArray[np.bool_], "h w"] | None,
-) -> UInt8[npt.NDArray[np.uint8], "h w 3"]:
+def masked(image: UInt8[Tensor, "c h w"], mask: Mask, ignored: Mask | None) -> Pixels:
     """The image with a dim background and red where pixels are ignored."""
     shown = (_pixels(image) * np.where(mask, 1.0, DIMMED)[..., None]).astype(np.uint8)
     if ignored is not None:
@@ -129,9 +119,6 @@ def _describe(rule: Rule) -> str:
         return "no rule: all of the image is foreground"
     squares = [f"{name} {side}" for name, side in (("close", rule.close), ("open", rule.open)) if side]
     return ", ".join([f"{rule.method} on {rule.channel}, {rule.polarity} is foreground", *squares])
-
-
-# inspected parts
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,8 @@
 
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")  # a file is written, no window opened
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
 from firm.research.experiment import Record
 from firm.research.pages import CURVE, curve_of
@@ -16,10 +13,11 @@ from firm.research.tables import Table, stored_runs
 def draw_curves(table: Table, scale: str, seeds: list[int], folder: Path, path: Path) -> None:
     """Write AUROC over the steps of semantic trainings, or over the CPU minutes of those on patches, as a PNG."""
     semantic = table.protocol == "semantic"
-    figure, axes = plt.subplots(1, len(table.data), figsize=(max(5.5, 3.6 * len(table.data)), 3.4), squeeze=False)
+    figure = Figure(figsize=(max(5.5, 3.6 * len(table.data)), 3.4))
+    axes = figure.subplots(1, len(table.data), squeeze=False)
     for place, (data, rows) in zip(axes[0], stored_runs(table, scale, seeds, folder).items(), strict=True):
         for number, (row, runs) in enumerate(rows.items()):
-            curves = [_steps(run) if semantic else _minutes(run) for run in runs]
+            curves = [_curve(run, semantic) for run in runs]
             for x, y in curves:
                 place.plot(x, y, color=f"C{number}", linewidth=0.7, alpha=0.4)
             if curves:
@@ -35,14 +33,11 @@ def draw_curves(table: Table, scale: str, seeds: list[int], folder: Path, path: 
     figure.suptitle(f"{table.title}, scale `{scale}`", fontsize=11)
     figure.tight_layout()
     figure.savefig(path, dpi=100)
-    plt.close(figure)
 
 
-def _steps(run: Record) -> tuple[list[float], list[float]]:
-    return [probe["step"] for probe in run["probes"]], [100 * value for value in curve_of(run)]
-
-
-def _minutes(run: Record) -> tuple[list[float], list[float]]:
+def _curve(run: Record, semantic: bool) -> tuple[list[float], list[float]]:
+    if semantic:
+        return [probe["step"] for probe in run["probes"]], [100 * value for value in curve_of(run)]
     last = next(iter(run["final"].values()))["overall"]["auroc"]["value"]
     minutes = [probe["seconds"] / 60 for probe in run["probes"]] + [run["training_seconds"] / 60]
     return minutes, [100 * probe["auroc"] for probe in run["probes"]] + [100 * last]

@@ -1,9 +1,6 @@
 """Records -> a Markdown page: our numbers with their scale and origin, and the paper's beside them."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
-from importlib import resources
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -11,7 +8,7 @@ from typing import Any
 from firm.metrics.image import aulc, mean_std
 from firm.research.experiment import Record
 from firm.research.runner import code_digest
-from firm.research.tables import TABLES, Table, stored_runs
+from firm.research.tables import TABLES, Table, stored, stored_runs
 
 Runs = list[Record]  # of one row, one per seed
 SCALES = {
@@ -34,7 +31,7 @@ def page(
         f"# {'; '.join(TABLES[name].title for name in names)}",
         f"Written by `{command}`; without `--only-report` it makes the missing runs first.",
     ]
-    parts += [_stored("legends")[protocol] for protocol in dict.fromkeys(TABLES[name].protocol for name in names)]
+    parts += [stored("legends")[protocol] for protocol in dict.fromkeys(TABLES[name].protocol for name in names)]
     for name, by_data in records.items():
         table = TABLES[name]
         note = table.at_paper_scale if scale == "paper" else FULL if table.full and scale != "smoke" else SCALES[scale]
@@ -62,7 +59,7 @@ def _semantic(table: Table, by_data: dict[str, dict[str, Runs]]) -> list[str]:
     head = ["row", "runs", "epochs", "steps", *(f"last {name}" for name in SCORES), "best", "AULC"]
     head += ["compactness", "margin", "outlier spread", "CPU s", "paper"]
     for data, rows in by_data.items():
-        k, paper = _stored("published")["k"].get(data.partition(":")[0], 1), published(table, data)
+        k, paper = stored("published")["k"].get(data.partition(":")[0], 1), published(table, data)
         lines = []
         for name, runs in rows.items():
             cells = _class_cells(runs) if runs else ["0", *["-"] * (len(head) - 3)]
@@ -104,11 +101,8 @@ def _class_cells(runs: Runs) -> list[str]:
 
 def _agreement(rows: dict[str, Runs], k: int, paper: dict[str, float]) -> str:
     """How many pairs of rows stand in the paper's order."""
-    ours = {
-        name: mean_std([run["final"][f"s_con k={k}"]["value"] for run in runs])[0]
-        for name, runs in rows.items()
-        if runs and name in paper
-    }
+    both = [name for name, runs in rows.items() if runs and name in paper]
+    ours = {name: mean_std([run["final"][f"s_con k={k}"]["value"] for run in rows[name]])[0] for name in both}
     pairs = list(combinations(ours, 2))
     same = sum((ours[a] - ours[b]) * (paper[a] - paper[b]) > 0 for a, b in pairs)
     return f"By last s_con k={k}, {same} of {len(pairs)} pairs of rows stand in the paper's order." if pairs else ""
@@ -153,9 +147,8 @@ def _patches(table: Table, by_data: dict[str, dict[str, Runs]]) -> list[str]:
 
 
 def _slashed(value: Any) -> str:
-    return " / ".join(
-        "-" if number is None else str(number) for number in (value if isinstance(value, list) else [value])
-    )
+    numbers = value if isinstance(value, list) else [value]
+    return " / ".join("-" if number is None else str(number) for number in numbers)
 
 
 def _product(rows: dict[str, Runs], runs: Runs) -> list[str]:
@@ -289,14 +282,9 @@ def _guarantee_cells(row: str, run: Record) -> list[str]:
 SECTIONS = {"semantic": _semantic, "patches": _patches, "guarantees": _guarantees}
 
 
-@cache
-def _stored(name: str) -> dict[str, Any]:
-    return dict(json.loads(resources.files("firm.research").joinpath(f"{name}.json").read_text(encoding="utf-8")))
-
-
 def published(table: Table, data: str) -> dict[str, Any]:
     """The paper's AUROC in % for each row or method; empty where it prints none."""
-    return dict(_stored("published")[table.published].get(data, {}))
+    return dict(stored("published")[table.published].get(data, {}))
 
 
 def _machine(run: Record) -> str:

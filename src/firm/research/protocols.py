@@ -20,8 +20,7 @@ from firm.detector.detector import Detector
 from firm.detector.evaluation import Labelled, evaluate
 from firm.detector.fit import Options, fit, read_good, train
 from firm.detector.prepare import frozen_backbone, prepare
-from firm.detector.remember import network_of, remember
-from firm.detector.self_check import found_scene
+from firm.detector.remember import remember
 from firm.detector.tune import EXPOSURE, Tuned, choose, choose_features
 from firm.drawn.render import draw_dataset
 from firm.images.preprocess import Preprocessing, brightness, fingerprint, resize
@@ -30,7 +29,7 @@ from firm.metrics.pixel import pixel_auroc
 from firm.networks.backbone import Backbone
 from firm.networks.heads import Network
 from firm.networks.resnet import ResNet
-from firm.outliers.registry import KINDS, LOCAL, make_outliers, stream_name
+from firm.outliers.registry import KINDS, LOCAL, make_outliers, scene_of, stream_name
 from firm.recipes.recipe import Recipe, change, to_json
 from firm.research.experiment import Experiment
 from firm.runtime.listener import Listener
@@ -42,6 +41,8 @@ from firm.training.loop import Progress
 from firm.training.runs import Run
 from firm.types import OneClass
 
+Images = UInt8[Tensor, "_ c h w"]
+Scorings = Mapping[str, Scoring]
 Measured = dict[str, Any]
 Protocol = Callable[[Experiment, OneClass, Options, Listener], Measured]
 
@@ -64,8 +65,8 @@ def semantic(experiment: Experiment, data: OneClass, options: Options, listener:
     prepared = prepare(experiment.recipe, data, torch.arange(len(data.train)), seed=options.seed)
     subset = balanced_subset(data.anomalous, experiment.test_images)
 
-    def measure(run: Run, scorings: Mapping[str, Scoring] = PROBES) -> Measured:
-        network = network_of(run)
+    def measure(run: Run, scorings: Scorings = PROBES) -> Measured:
+        network = prepared.trained(run)
         assert isinstance(network, Network)  # whole images are not described by a backbone
         test, anomalous, preprocessing = data.test[subset], data.anomalous[subset], prepared.task.preprocessing
         measured = evaluate_scorings(network.encoder, preprocessing, data.train, test, anomalous, scorings)
@@ -85,17 +86,12 @@ def semantic(experiment: Experiment, data: OneClass, options: Options, listener:
 
 
 def evaluate_scorings(
-    encoder: ResNet,
-    preprocessing: Preprocessing,
-    references: UInt8[Tensor, "n c h w"],
-    test: UInt8[Tensor, "m c h w"],
-    anomalous: Bool[Tensor, " m"],
-    scorings: Mapping[str, Scoring],
+    encoder: ResNet, how: Preprocessing, good: Images, test: Images, anomalous: Bool[Tensor, " m"], scorings: Scorings
 ) -> dict[str, Interval]:
-    """AUROC of every scoring from one embedding of the references and one of each view of the test images."""
+    """AUROC of every scoring from one embedding of the good images and one of each view of the test images."""
     turns = max(scoring.turns for scoring in scorings.values())
-    fitted = fit_scorings(scorings, reference_features(encoder, preprocessing, references, turns))
-    scores = score_images(encoder, preprocessing, test, fitted)
+    fitted = fit_scorings(scorings, reference_features(encoder, how, good, turns))
+    scores = score_images(encoder, how, test, fitted)
     return {name: auroc_interval(values, anomalous) for name, values in scores.items()}
 
 
@@ -128,18 +124,16 @@ def patches(experiment: Experiment, data: OneClass, options: Options, listener: 
     prepare_seconds = saved + time.process_time() - started
 
     def detector(run: Run, recipe: Recipe) -> Detector:
-        return Detector.of(remember(recipe, prepared, network_of(run), {}, seed=seed))
+        return Detector.of(remember(recipe, prepared, prepared.trained(run), {}, seed=seed))
 
     def probe(run: Run) -> Measured:
         return _probe(detector(run, recipe), data) | {"seconds": round(run.seconds, 1)}
 
     run = train(prepared, options, listener=listener, callbacks=[_probing(experiment, probe)])
-    recipe = choose_features(prepared, network_of(run), seed=seed, listener=listener)
-    final = {
-        variant: _evaluate(partial(detector, run, change(recipe, changes)), data, kept)
-        for variant, changes in experiment.variants.items()
-    }
-    values = [f"{variant} {100 * value['overall']['auroc']['value']:.1f}".strip() for variant, value in final.items()]
+    recipe = choose_features(prepared, prepared.trained(run), seed=seed, listener=listener)
+    ways = experiment.variants.items()
+    final = {way: _evaluate(partial(detector, run, change(recipe, changes)), data, kept) for way, changes in ways}
+    values = [f"{way} {100 * value['overall']['auroc']['value']:.1f}".strip() for way, value in final.items()]
     return {
         "summary": ", ".join(values),
         "recipe": to_json(recipe),
@@ -243,7 +237,7 @@ def _probe(detector: Detector, data: OneClass) -> Measured:
     return dict(_rounded(values))
 
 
-def _evaluate(remembered: Callable[[], Detector], data: OneClass, kept: UInt8[Tensor, "n c h w"]) -> Measured:
+def _evaluate(remembered: Callable[[], Detector], data: OneClass, kept: Images) -> Measured:
     """All measures of one variant on the test images, and on synthetic defects in the images kept back."""
     times = [time.process_time()]
     detector = remembered()
@@ -259,11 +253,11 @@ def _evaluate(remembered: Callable[[], Detector], data: OneClass, kept: UInt8[Te
     }
 
 
-def _synthetic(detector: Detector, kept: UInt8[Tensor, "n c h w"], learnt: UInt8[Tensor, "m c h w"]) -> Measured:
+def _synthetic(detector: Detector, kept: Images, learnt: Images) -> Measured:
     """AUROC of images and pixels on good images with and without defects of every kind, in varied brightness."""
     model, side = detector.model, detector.model.preprocessing.size
     images, donors = resize(kept, side), resize(learnt[:DONORS], side)
-    scene = found_scene(images, donors, detector.recipe.conditioning.foreground, model.ignored)
+    scene = scene_of(images, donors, model.ignored, rule=detector.recipe.conditioning.foreground)
     plain = model.locate(_exposed(images, "good"))
     defective, nowhere = torch.arange(2 * len(images)) >= len(images), torch.zeros(plain.maps.shape, dtype=torch.bool)
     kinds = {}
@@ -278,23 +272,19 @@ def _synthetic(detector: Detector, kept: UInt8[Tensor, "n c h w"], learnt: UInt8
     return {"good_images": len(images), "auroc": of_images, "pixel_auroc": of_pixels, "kinds": kinds}
 
 
-def _exposed(images: UInt8[Tensor, "n c h w"], kind: str) -> UInt8[Tensor, "n c h w"]:
+def _exposed(images: Images, kind: str) -> Images:
     """Brighter or darker by as much as a camera may be."""
     drawn = torch.rand(len(images), 1, 1, 1, generator=stream(COMMON_SEED, "light", kind))
     return (images.float() * (1 + EXPOSURE * (2 * drawn - 1))).round().clamp(0, 255).to(torch.uint8)
 
 
-def _keep_back(
-    data: OneClass, share: float, *, seed: int, min_parts: int = 0
-) -> tuple[OneClass, UInt8[Tensor, "n c h w"]]:
+def _keep_back(data: OneClass, share: float, *, seed: int, min_parts: int = 0) -> tuple[OneClass, Images]:
     """The data without some good parts, and the images of those."""
     learn, kept = split_by_part(group_by_part(data.name, data.train), share, seed=seed, min_parts=min_parts)
     return replace(data, train=data.train[learn]), data.train[kept]
 
 
-def _drift(
-    detector: Detector, images: UInt8[Tensor, "n c h w"], scores: Float[Tensor, " n"], parts: Int[Tensor, " n"]
-) -> Measured:
+def _drift(detector: Detector, images: Images, scores: Float[Tensor, " n"], parts: Int[Tensor, " n"]) -> Measured:
     """What an inspection would report of these images as a batch."""
     by, light = detector.decides, brightness(images, detector.model.ignored)
     good, usual = (torch.tensor(values, dtype=torch.float64) for values in (by.scores, by.light))

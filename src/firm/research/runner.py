@@ -1,8 +1,7 @@
 """Plan -> missing runs -> records: resumable, shared by several processes, one JSON file per run.
 
-A record holds what was asked (`experiment`), what came out, and where it comes from: the digests of the images, of the
-exposure pool and of the modules that decide a number, the versions and the machine. Each run is locked by one process,
-and the lock ends with it.
+A record holds what was asked (`experiment`), what came out, and where it comes from: digests of the images, the
+exposure pool and the modules that decide a number, versions and machine. The process that makes a run locks it.
 """
 
 import ast
@@ -31,6 +30,7 @@ from firm.research.protocols import PROTOCOLS
 from firm.runtime.files import folder_lock, write_atomically
 from firm.runtime.listener import SILENT, Listener
 
+Plan = Sequence[Experiment]
 MISSING = (DataError, ImageError, ModelFileError)  # without which one run cannot be made, but others can
 DECIDING = (
     "types.py", "runtime/random.py", "images", "drawn", "data", "outliers", "views", "networks", "training", "scoring",
@@ -39,13 +39,7 @@ DECIDING = (
 
 
 def run_missing(
-    plan: Sequence[Experiment],
-    folder: Path,
-    work: Path,
-    *,
-    device: str = "cpu",
-    listener: Listener = SILENT,
-    outdated: bool = False,
+    plan: Plan, folder: Path, work: Path, *, device: str = "cpu", listener: Listener = SILENT, outdated: bool = False
 ) -> Iterator[str]:
     """Make every run that has no record and that no other process is making; yields a line about each.
 
@@ -87,24 +81,19 @@ def _run(experiment: Experiment, options: Options, listener: Listener) -> Record
         "data": {"train": fingerprint(data.train), "test": fingerprint(data.test)},
         **({"pool": pool} if pool else {}),
         "code": code_digest(),
-        "origin": origin(options.device),
+        "origin": {  # the versions and the machine a number comes from
+            "firm": firm.__version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+            "system": platform.system(),
+            "device": options.device,
+            "threads": torch.get_num_threads(),
+        },
         **measured,
         "seconds": round(time.process_time() - started, 1),
         "resumed": begun,  # then no time here is that of the whole run
-    }
-
-
-def origin(device: str) -> dict[str, Any]:
-    """The versions and the machine a number comes from."""
-    return {
-        "firm": firm.__version__,
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "system": platform.system(),
-        "device": device,
-        "threads": torch.get_num_threads(),
     }
 
 

@@ -1,11 +1,8 @@
-"""Tables as values: rows of recipes x data sets x seeds, at a stated scale. tables.json holds what is in each.
-
-firm bench                                        lists the tables
-firm bench objectives --scale short --seeds 2     makes the missing runs of one and prints its page
-"""
+"""Tables as values: rows of recipes x data sets x seeds, at a stated scale. tables.json holds what is in each."""
 
 import json
 from dataclasses import dataclass, field
+from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,7 @@ from firm.research.experiment import PLAIN, Changes, Experiment, Record, read_re
 SCALES = ("smoke", "short", "paper")
 STEPS = {"smoke": 20, "short": 600}  # of a reduced training on patches: 600 are about two CPU minutes
 EPOCHS = {"smoke": {}, "short": {"fashion-mnist": 1, "cifar10": 2}}  # of a reduced semantic training, 1 elsewhere
-TEST_IMAGES = {"smoke": 200, "short": 2000}  # of a reduced semantic test
+TEST_IMAGES = {"smoke": 200, "short": 2000, "paper": 0}  # of a semantic test; 0: all of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +51,14 @@ class Table:
     why: str = ""  # for readers of the file
 
 
+@cache
+def stored(name: str) -> dict[str, Any]:
+    """A JSON file of this folder."""
+    return json.loads(resources.files("firm.research").joinpath(f"{name}.json").read_text(encoding="utf-8"))
+
+
 def _tables() -> dict[str, Table]:
-    content = json.loads(resources.files("firm.research").joinpath("tables.json").read_text(encoding="utf-8"))
+    content = stored("tables")
     tables = _extended(content["tables"], content["shared"])
     rows = {name: {row: Row(**fields) for row, fields in table.pop("rows").items()} for name, table in tables.items()}
     return {name: Table(rows=rows[name], **fields) for name, fields in tables.items()}
@@ -81,15 +84,12 @@ def experiment(table: Table, data: str, name: str, scale: str, seed: int) -> Exp
     """One cell of a table at a scale."""
     if scale not in SCALES:
         raise SettingError(f"no scale {scale!r}; use one of {', '.join(SCALES)}")
-    row = table.rows[name]
+    row, made = table.rows[name], partial(Experiment, protocol=table.protocol, data=data, seed=seed)
     changes, steps, probes, paper = row.changes | row.on.get(data, {}), 0, 1, scale == "paper"
-    if table.protocol == "semantic" and paper:
-        recipe = change(PAPER, changes)
-        return Experiment(protocol="semantic", data=data, recipe=recipe, seed=seed, probes=200)
     if table.protocol == "semantic":
-        recipe = change(FAST, {"training.epochs": EPOCHS[scale].get(data.partition(":")[0], 1)} | changes)
-        images = TEST_IMAGES[scale]
-        return Experiment(protocol="semantic", data=data, recipe=recipe, seed=seed, probes=10, test_images=images)
+        epochs = {} if paper else {"training.epochs": EPOCHS[scale].get(data.partition(":")[0], 1)}
+        recipe, images = change(PAPER if paper else FAST, epochs | changes), TEST_IMAGES[scale]
+        return made(recipe=recipe, probes=200 if paper else 10, test_images=images)
     recipe = change(change(PRESETS[row.preset or table.preset], table.changes), changes)
     if table.full:
         recipe = change(recipe, {"training.epochs": 1}) if scale == "smoke" and recipe.training.epochs else recipe
@@ -100,17 +100,9 @@ def experiment(table: Table, data: str, name: str, scale: str, seed: int) -> Exp
     else:
         recipe = change(recipe, table.reduced)
         steps = STEPS[scale] * row.longer if recipe.training.epochs else 0
-    return Experiment(
-        protocol=table.protocol,
-        data=data,
-        recipe=recipe,
-        seed=seed,
-        probes=probes,
-        steps=steps,
-        side=128 if data.startswith("drawn:") else 256,
-        variants={way: how for way, how in row.variants.items() if way not in row.without.get(data, ())},
-        keep_back=row.keep_back,
-    )
+    side = 128 if data.startswith("drawn:") else 256
+    variants = {way: how for way, how in row.variants.items() if way not in row.without.get(data, ())}
+    return made(recipe=recipe, probes=probes, steps=steps, side=side, variants=variants, keep_back=row.keep_back)
 
 
 def stored_runs(table: Table, scale: str, seeds: list[int], folder: Path) -> dict[str, dict[str, list[Record]]]:

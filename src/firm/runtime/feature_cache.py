@@ -42,7 +42,8 @@ def stored(
 ) -> Float16[Tensor, "rows ..."]:
     """All rows; computes those that the folder lacks, then removes other keys of the name.
 
-    `key` is a hex digest of everything that determines the rows. The tensor maps the file copy-on-write.
+    `key` is a hex digest of everything that determines the rows; `on_rows` gets the number of rows done so far. The
+    tensor maps the file copy-on-write.
     """
     cache = _Cache(folder or Path(), name, key, rows, chunk)
     if folder is not None:
@@ -52,7 +53,7 @@ def stored(
         if begin == 0:
             values = torch.empty(rows, *part.shape[1:], dtype=torch.float16)
         values[begin : begin + len(part)] = part
-        on_rows(len(part))
+        on_rows(begin + len(part))
     return values
 
 
@@ -71,7 +72,7 @@ class _Cache:
                 row = tuple(part.shape[1:])
                 self.prepare(row, 0)
             self.append(part, begin, row)
-            on_rows(len(part))
+            on_rows(begin + len(part))
         self.remove_other_keys()
         if _bytes(self.rows, row) == 0:  # an empty file cannot be mapped
             return torch.empty(self.rows, *row, dtype=torch.float16)

@@ -25,7 +25,6 @@ from firm.scoring.image_scores import Scoring, fit_scorings, score_images
 from firm.scoring.patch_bank import Bank, Memory, PatchReference, Prototype, fit_bank, fit_prototype
 from firm.scoring.patch_features import CHUNK, BackboneFeatures, EncoderFeatures, Features, extract
 from firm.scoring.patch_grid import Grid
-from firm.types import Located
 
 NAME = "image"  # the one score of an ImageModel
 BY_DIRECTION = ("encoder", "projection")  # learnt features are compared by their direction, all others by distance
@@ -33,6 +32,11 @@ BY_MEAN = "projection"  # compared with the mean of the good patches, not with e
 SMALLEST = 1e-6  # part of a patch: less than any pixel
 
 OnChunk = Callable[[int], None]  # called with the number of images just done
+Images = UInt8[Tensor, "n c h w"]
+Scores = Float[Tensor, " n"]
+Masks = Bool[Tensor, "n h w"]
+Cells = Float[Tensor, "n r c"]
+Parts = Int[Tensor, " n"]
 
 
 @dataclass(frozen=True)
@@ -50,15 +54,21 @@ class Patches:
 
     aligned: Conditioned
     features: Features
-    cells: Float[Tensor, "n r c"]
+    cells: Cells
 
 
 @dataclass(frozen=True)
-class Examination:
-    """A few images examined: their scores, their maps (empty without maps) and what these rest on."""
+class Located:
+    """The score of every image and its anomaly map; without maps these are empty."""
 
-    scores: Float[Tensor, " n"]
+    scores: Scores
     maps: Float[Tensor, "n h w"]
+
+
+@dataclass(frozen=True)
+class Examination(Located):
+    """A few images examined: their scores and maps, and what these rest on."""
+
     patches: Patches | None = None
 
 
@@ -72,19 +82,19 @@ class Model(Protocol):
     def ignored(self) -> Bool[Tensor, "s s"] | None:
         """Pixels that never decide, of images as they come."""
 
-    def score(self, images: UInt8[Tensor, "n c h w"], on_chunk: OnChunk | None = None) -> Float[Tensor, " n"]:
+    def score(self, images: Images, on_chunk: OnChunk | None = None) -> Scores:
         """The anomaly score of each image."""
 
-    def align(self, images: UInt8[Tensor, "n c h w"]) -> Conditioned:
+    def align(self, images: Images) -> Conditioned:
         """The images as their features are computed."""
 
-    def score_aligned(self, aligned: Conditioned) -> Float[Tensor, " n"]:
+    def score_aligned(self, aligned: Conditioned) -> Scores:
         """The scores of images that are aligned already."""
 
-    def locate(self, images: UInt8[Tensor, "n c h w"], on_chunk: OnChunk | None = None) -> Located:
+    def locate(self, images: Images, on_chunk: OnChunk | None = None) -> Located:
         """Scores, and a map over each image; of a model without maps they are empty."""
 
-    def examine(self, images: UInt8[Tensor, "n c h w"]) -> Examination:
+    def examine(self, images: Images) -> Examination:
         """The same of a few images, with what the scores rest on."""
 
     def nearest(self, examination: Examination) -> Neighbour | None:
@@ -114,20 +124,20 @@ class ImageModel(nn.Module):
             self.register_buffer(f"references_{turn}", embeddings)
         self._fitted = fit_scorings({NAME: scoring}, references)
 
-    def score(self, images: UInt8[Tensor, "n c h w"], on_chunk: OnChunk | None = None) -> Float[Tensor, " n"]:
+    def score(self, images: Images, on_chunk: OnChunk | None = None) -> Scores:
         return self.score_aligned(self.align(images), on_chunk)
 
-    def align(self, images: UInt8[Tensor, "n c h w"]) -> Conditioned:
+    def align(self, images: Images) -> Conditioned:
         return self.conditioning(images)
 
-    def score_aligned(self, aligned: Conditioned, on_chunk: OnChunk | None = None) -> Float[Tensor, " n"]:
+    def score_aligned(self, aligned: Conditioned, on_chunk: OnChunk | None = None) -> Scores:
         encoder, images = self.network.encoder, aligned.images
         return _finite(score_images(encoder, self.preprocessing, images, self._fitted, on_chunk)[NAME])
 
-    def locate(self, images: UInt8[Tensor, "n c h w"], on_chunk: OnChunk | None = None) -> Located:
+    def locate(self, images: Images, on_chunk: OnChunk | None = None) -> Located:
         return Located(self.score(images, on_chunk), torch.empty(len(images), 0, 0))
 
-    def examine(self, images: UInt8[Tensor, "n c h w"]) -> Examination:
+    def examine(self, images: Images) -> Examination:
         return Examination(self.score(images), torch.empty(len(images), 0, 0))
 
     def nearest(self, examination: Examination) -> Neighbour | None:
@@ -154,7 +164,7 @@ class PatchScorer(nn.Module):
         memory: Memory,
         *,
         seed: int,
-        parts: Int[Tensor, " n"] | None = None,
+        parts: Parts | None = None,
     ) -> PatchScorer:
         """Remember the patches of good images but those wholly hidden; `parts` numbers the part each image shows."""
         hidden = aligned.hidden()
@@ -183,9 +193,7 @@ class PatchScorer(nn.Module):
     def kinds(self) -> tuple[str, ...]:
         return tuple(self.banks)
 
-    def cells(
-        self, features: Features, foreground: Bool[Tensor, "n h w"], hidden: Bool[Tensor, "n h w"] | None = None
-    ) -> Float[Tensor, "n r c"]:
+    def cells(self, features: Features, foreground: Masks, hidden: Masks | None = None) -> Cells:
         """The anomaly score of every patch: the mean over the kinds of features, weighted by how much object it shows.
 
         A patch counts in full if `tiling.min_foreground` of it is object, in this image or at this place in the good
@@ -198,7 +206,7 @@ class PatchScorer(nn.Module):
             scores = scores.clamp(min=0) * weight
         return scores + self.grid.surrounding(scores) * weight if self.grid.surroundings else scores
 
-    def scores(self, cells: Float[Tensor, "n r c"], features: Features | None = None) -> Float[Tensor, " n"]:
+    def scores(self, cells: Cells, features: Features | None = None) -> Scores:
         """The score of an image: its worst patch, or the mean of its `tiling.top_patches` worst ones.
 
         `memory.reweight` weighs each of them by its features first.
@@ -213,7 +221,7 @@ class PatchScorer(nn.Module):
             worst = worst * torch.stack(weights).mean(0).view_as(places)
         return worst.mean(1)
 
-    def maps(self, cells: Float[Tensor, "n r c"], aligned: Conditioned) -> Float[Tensor, "n h w"]:
+    def maps(self, cells: Cells, aligned: Conditioned) -> Float[Tensor, "n h w"]:
         """A score for every pixel of the images as they came, however they were aligned."""
         return aligned.back(self.grid.maps(cells, *aligned.images.shape[-2:]))
 
@@ -221,12 +229,10 @@ class PatchScorer(nn.Module):
     def from_tensors(cls, tensors: dict[str, Tensor], grid: Grid, memory: Memory, kinds: Iterable[str]) -> PatchScorer:
         """The scorer whose state dict this is."""
         family = {kind: Prototype if kind == BY_MEAN else Bank for kind in kinds}
-        banks = {kind: family[kind](memory_for(memory, kind), _under(f"banks.{kind}.", tensors)) for kind in family}
+        banks = {kind: family[kind](memory_for(memory, kind), under(f"banks.{kind}.", tensors)) for kind in family}
         return cls(grid, banks, tensors["present"])
 
-    def _object_weight(
-        self, foreground: Bool[Tensor, "n h w"], hidden: Bool[Tensor, "n h w"] | None
-    ) -> Float[Tensor, "n r c"]:
+    def _object_weight(self, foreground: Masks, hidden: Masks | None) -> Cells:
         """How much every patch counts, 0 to 1."""
         free = torch.ones(()) if hidden is None else self.grid.parts(~hidden)
         if not self.grid.min_foreground:
@@ -270,13 +276,13 @@ class PatchModel(nn.Module):
         aligned: Conditioned,
         *,
         seed: int,
-        parts: Int[Tensor, " n"] | None = None,
+        parts: Parts | None = None,
         cells: Float[Tensor, "n r c d"] | None = None,
         typical: UInt8[Tensor, "k s s"] | None = None,
     ) -> PatchModel:
         """Remember the patches of aligned good images; `cells` are their backbone features, where these are known."""
         if cells is not None and isinstance(extractor, BackboneFeatures):
-            features = extractor.from_stored(aligned.images, cells)
+            features = extractor.from_stored(aligned.images, cells[: len(aligned.images)])
         else:
             features = extract(extractor, aligned.images)
         scorer = PatchScorer.fit(extractor.grid, features, aligned, memory, seed=seed, parts=parts)
@@ -288,11 +294,11 @@ class PatchModel(nn.Module):
         """Pixels that never decide, on the CPU, where images are aligned."""
         return None if self.ignore_mask is None else self.ignore_mask.cpu()
 
-    def score(self, images: UInt8[Tensor, "n c h w"], on_chunk: OnChunk | None = None) -> Float[Tensor, " n"]:
+    def score(self, images: Images, on_chunk: OnChunk | None = None) -> Scores:
         parts = [self._scores(self.patches_of(self.align(chunk))) for chunk in _chunks(images, on_chunk)]
         return torch.cat([torch.empty(0), *parts])
 
-    def locate(self, images: UInt8[Tensor, "n c h w"], on_chunk: OnChunk | None = None) -> Located:
+    def locate(self, images: Images, on_chunk: OnChunk | None = None) -> Located:
         scores, maps, side = [], [], self.preprocessing.size
         for chunk in _chunks(images, on_chunk):
             examination = self.examine(chunk)
@@ -300,16 +306,16 @@ class PatchModel(nn.Module):
             maps.append(examination.maps)
         return Located(torch.cat([torch.empty(0), *scores]), torch.cat([torch.empty(0, side, side), *maps]))
 
-    def examine(self, images: UInt8[Tensor, "n c h w"]) -> Examination:
+    def examine(self, images: Images) -> Examination:
         patches = self.patches_of(self.align(images))
         maps = self.scorer.maps(patches.cells, patches.aligned)
         return Examination(self._scores(patches), maps.cpu(), patches)
 
-    def align(self, images: UInt8[Tensor, "n c h w"]) -> Conditioned:
+    def align(self, images: Images) -> Conditioned:
         """The images as the features are computed of them."""
         return self.conditioning(resize(images, self.preprocessing.size), self.ignored).completed(self.typical)
 
-    def score_aligned(self, aligned: Conditioned) -> Float[Tensor, " n"]:
+    def score_aligned(self, aligned: Conditioned) -> Scores:
         """The scores of images that are aligned already."""
         starts = range(0, len(aligned.images), CHUNK)
         return torch.cat([self._scores(self.patches_of(aligned[start : start + CHUNK])) for start in starts])
@@ -344,11 +350,11 @@ class PatchModel(nn.Module):
         memory: Memory,
     ) -> PatchModel:
         """The model whose state dict this is; the extractor's network holds its weights already."""
-        scorer = PatchScorer.from_tensors(_under("scorer.", tensors), extractor.grid, memory, extractor.kinds)
+        scorer = PatchScorer.from_tensors(under("scorer.", tensors), extractor.grid, memory, extractor.kinds)
         masks = {"ignored": tensors.get("ignore_mask"), "typical": tensors.get("typical")}
         return cls(extractor, preprocessing, conditioning, scorer, **masks)
 
-    def _scores(self, patches: Patches) -> Float[Tensor, " n"]:
+    def _scores(self, patches: Patches) -> Scores:
         return _finite(self.scorer.scores(patches.cells, patches.features).cpu())
 
 
@@ -363,7 +369,7 @@ def remember(
     memory: Memory,
     *,
     rng: torch.Generator,
-    parts: Int[Tensor, " n"] | None = None,
+    parts: Parts | None = None,
     visible: Bool[Tensor, "n r c"] | None = None,
 ) -> PatchReference:
     """A bank of good patches; behind the head, where these lie together, their mean."""
@@ -373,11 +379,11 @@ def remember(
     return fit_bank(features, settings, rng=rng, parts=parts, visible=visible)
 
 
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def _chunks(images: UInt8[Tensor, "n c h w"], on_chunk: OnChunk | None) -> Iterator[UInt8[Tensor, "m c h w"]]:
+def _chunks(images: Images, on_chunk: OnChunk | None) -> Iterator[UInt8[Tensor, "m c h w"]]:
     """A few images at a time; each is counted when it is done."""
     for chunk in images.split(CHUNK) if len(images) else ():
         yield chunk
@@ -385,7 +391,7 @@ def _chunks(images: UInt8[Tensor, "n c h w"], on_chunk: OnChunk | None) -> Itera
             on_chunk(len(chunk))
 
 
-def _finite(scores: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+def _finite(scores: Scores) -> Scores:
     if not bool(scores.isfinite().all()):
         raise ModelFileError("a score is not finite, so nothing can be decided; fit the detector again")
     return scores

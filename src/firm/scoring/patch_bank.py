@@ -20,6 +20,10 @@ IMAGES = 16  # whose patches are added to a prototype at once
 FEW = 10  # images below which a place has too few scores for statistics of its own
 SMALLEST = 1e-6  # deviation: ten times what float32 leaves of a cosine of one
 METRICS = ("cosine", "l2")
+Cells = Float[Tensor, "n r c"]
+PatchFeatures = Float[Tensor, "n r c d"]
+Parts = Int[Tensor, " n"]
+Visible = Bool[Tensor, "n r c"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +106,7 @@ class PatchReference(nn.Module):
         """How many numbers describe a patch."""
         raise NotImplementedError
 
-    def distances(self, features: Float[Tensor, "n r c d"]) -> Float[Tensor, "n r c"]:
+    def distances(self, features: PatchFeatures) -> Cells:
         """The distance of every patch to what is normal."""
         raise NotImplementedError
 
@@ -110,7 +114,7 @@ class PatchReference(nn.Module):
         """How much patches at these cells count in the score of an image."""
         raise NotImplementedError
 
-    def score(self, features: Float[Tensor, "n r c d"]) -> Float[Tensor, "n r c"]:
+    def score(self, features: PatchFeatures) -> Cells:
         """The distance of every patch, standardised if set."""
         expected = (*self.shape, self.dim)
         if features.shape[1:] != expected:
@@ -122,7 +126,7 @@ class PatchReference(nn.Module):
 
     forward = score
 
-    def standardised(self, scores: Float[Tensor, "n r c"]) -> Float[Tensor, "n r c"]:
+    def standardised(self, scores: Cells) -> Cells:
         """Distances as deviations from the mean of their place, or unchanged without `standardise`."""
         return (scores - self.mean) / self.deviation if self.memory.standardise else scores
 
@@ -149,16 +153,14 @@ class Bank(PatchReference):
         """How many cells around itself each cell is compared with."""
         return search_radii(self.cell.cpu(), self.shape, self.memory.neighbourhood, self.memory.k).flatten()
 
-    def distances(self, features: Float[Tensor, "n r c d"]) -> Float[Tensor, "n r c"]:
+    def distances(self, features: PatchFeatures) -> Cells:
         """Equation 6, negated, for every patch: the mean distance to its k nearest normal patches.
 
         A cell with fewer than k patches in its neighbourhood searches as little further as it takes to have them.
         """
         return self._search(features, self.search_plan)
 
-    def leave_one_out(
-        self, features: Float[Tensor, "n r c d"], parts: Int[Tensor, " n"] | None = None
-    ) -> Float[Tensor, "n r c"]:
+    def leave_one_out(self, features: PatchFeatures, parts: Parts | None = None) -> Cells:
         """Distances of the images the bank was fitted to, in that order, each to the patches of the others.
 
         With `parts` an image is compared only with those of other parts. A cell searches further, as in `distances`,
@@ -210,8 +212,8 @@ class Bank(PatchReference):
         return products.masked_fill(torch.maximum(down, across) > radius[:, None], -math.inf)
 
     def _search(
-        self, features: Float[Tensor, "n r c d"], plan: list[SearchStep], owners: tuple[Tensor, Tensor] | None = None
-    ) -> Float[Tensor, "n r c"]:
+        self, features: PatchFeatures, plan: list[SearchStep], owners: tuple[Tensor, Tensor] | None = None
+    ) -> Cells:
         """A few images at a time; with owners (of images, of keys) an image is compared only with keys of others."""
         memory, n = self.memory, len(features)
         result = self.vectors.new_empty(n, *self.shape)
@@ -241,7 +243,7 @@ class Prototype(PatchReference):
     def dim(self) -> int:
         return len(self.direction)
 
-    def distances(self, features: Float[Tensor, "n r c d"]) -> Float[Tensor, "n r c"]:
+    def distances(self, features: PatchFeatures) -> Cells:
         return _cosine_distances(features, self.direction.expand(len(features), -1))
 
     def weights(self, patches: Float[Tensor, "p d"], cells: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
@@ -250,12 +252,12 @@ class Prototype(PatchReference):
 
 
 def fit_bank(
-    features: Float[Tensor, "n r c d"],
+    features: PatchFeatures,
     memory: Memory,
     *,
     rng: torch.Generator,
-    parts: Int[Tensor, " n"] | None = None,
-    visible: Bool[Tensor, "n r c"] | None = None,
+    parts: Parts | None = None,
+    visible: Visible | None = None,
 ) -> Bank:
     """The bank of good images, given as their features on the grid; `parts` numbers the part each image shows.
 
@@ -285,11 +287,7 @@ def fit_bank(
 
 
 def fit_prototype(
-    features: Float[Tensor, "n r c d"],
-    memory: Memory,
-    *,
-    parts: Int[Tensor, " n"] | None = None,
-    visible: Bool[Tensor, "n r c"] | None = None,
+    features: PatchFeatures, memory: Memory, *, parts: Parts | None = None, visible: Visible | None = None
 ) -> Prototype:
     """The prototype of good images, as `fit_bank`; scores are standardised by those of each image without its part."""
     visible = _checked_visible(features, memory, visible)
@@ -313,9 +311,7 @@ def fit_prototype(
     return prototype
 
 
-def statistics(
-    scores: Float[Tensor, "n r c"], visible: Bool[Tensor, "n r c"]
-) -> tuple[Float[Tensor, "r c"], Float[Tensor, "r c"]]:
+def statistics(scores: Cells, visible: Visible) -> tuple[Float[Tensor, "r c"], Float[Tensor, "r c"]]:
     """Mean and deviation of the visible scores of good images at each place.
 
     Variances are averaged over 3 x 3 cells, and no deviation is below half the median: where good images happen to
@@ -338,9 +334,7 @@ def statistics(
     return mean, deviation.clamp(min=SMALLEST)
 
 
-def _checked_visible(
-    features: Float[Tensor, "n r c d"], memory: Memory, visible: Bool[Tensor, "n r c"] | None
-) -> Bool[Tensor, "n r c"]:
+def _checked_visible(features: PatchFeatures, memory: Memory, visible: Visible | None) -> Visible:
     """Which patches count; what is impossible is refused before the long work begins."""
     visible = torch.ones(features.shape[:3], dtype=torch.bool) if visible is None else visible
     if not bool(visible.any()):
@@ -350,12 +344,12 @@ def _checked_visible(
     return visible.to(features.device)
 
 
-def _owner(parts: Int[Tensor, " n"] | None, images: int) -> Int[Tensor, " n"]:
+def _owner(parts: Parts | None, images: int) -> Parts:
     """Whose scores are left out together: those of one part, or single images where all show one."""
     return torch.arange(images) if parts is None or len(parts.unique()) < 2 else parts.cpu()
 
 
-def _cosine_distances(features: Float[Tensor, "n r c d"], directions: Float[Tensor, "n d"]) -> Float[Tensor, "n r c"]:
+def _cosine_distances(features: PatchFeatures, directions: Float[Tensor, "n d"]) -> Cells:
     """Of every patch to the direction of its image."""
     units = unit(features.flatten(0, 2)).view_as(features)
     return 1 - (units @ directions[:, None, :, None].to(units)).squeeze(3)

@@ -62,9 +62,6 @@ def is_grey(images: UInt8[Tensor, "n k h w"]) -> bool:
     return bool((images == images[:, :1]).all())
 
 
-# --- the trained encoder ---
-
-
 @dataclass(frozen=True)
 class EncoderFeatures:
     """Patch features of the encoder that was trained on the good images."""
@@ -107,9 +104,6 @@ def _fields(stage: Float[Tensor, "t d h w"], layer: int) -> Float[Tensor, "t e"]
     fields = min(FIELDS[layer], stage.shape[-1])
     means = F.avg_pool2d(stage, stage.shape[-1] // fields)[:, :, :fields, :fields]
     return means.permute(0, 2, 3, 1).flatten(1).float()
-
-
-# --- a pretrained backbone and its adaptor ---
 
 
 @dataclass(frozen=True)
@@ -229,9 +223,6 @@ def extractor_of(
     if isinstance(network, Adapted):
         return BackboneFeatures(network, settings, grid, kinds_of(features), grey)
     return EncoderFeatures(network, preprocessing, grid, kinds_of(features), grey)
-
-
-# --- plain pixels ---
 
 
 def pixel_features(grid: Grid, image: Shaped[Tensor, "1 k h w"], *, grey: bool) -> Float[Tensor, "r c d"]:

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 
 import torch
 from jaxtyping import Bool, Int, UInt8
-from torch import Tensor
+from torch import Tensor, nn
 
 from firm.errors import DataError, SettingError
 from firm.images.preprocess import Preprocessing, fingerprint
@@ -89,6 +89,11 @@ class ImageTask:
     def network(self, encoder: Encoder) -> Network:
         """A new network; its weights depend on the seed alone."""
         return build(encoder, rng=stream(self.seed, "weights"))
+
+    def complete(self, network: nn.Module) -> Network:
+        """The trained network, which computes features by itself."""
+        assert isinstance(network, Network)
+        return network
 
     @cached_property
     def buffer(self) -> OutlierBuffer | None:

@@ -8,15 +8,13 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from firm.errors import ModelFileError, SettingError
-from firm.runtime import files
+from firm.errors import SettingError
 from firm.training.methods import Diagnosis, Method
 
 SCHEDULES = ("cosine", "one-cycle")
@@ -143,33 +141,6 @@ def set_schedule(optimizer: torch.optim.SGD, training: Training, step: int, step
     for group in optimizer.param_groups:
         group["lr"], group["momentum"] = lr, momentum
     return lr
-
-
-def save_checkpoint(path: Path, state: State, digest: str) -> None:
-    """Everything needed to go on; `digest` names the training it belongs to."""
-    tensors = {f"network.{name}": value for name, value in state.network.state_dict().items()}
-    for name, parameter in state.network.named_parameters():
-        momentum = state.optimizer.state.get(parameter, {}).get("momentum_buffer")
-        if momentum is not None:
-            tensors[f"momentum.{name}"] = momentum
-    files.save_tensors(path, tensors, {"step": state.step, "task": digest}, kind="checkpoint", schema=1)
-
-
-def load_checkpoint(path: Path, state: State, digest: str) -> None:
-    """Put a checkpoint into a fresh state; one of another training is refused."""
-    tensors, card = files.load_tensors(path, kind="checkpoint", schema=1)
-    if card["task"] != digest:
-        raise ModelFileError(
-            f"{path} belongs to a training with other settings or images; remove its folder or choose another one"
-        )
-    network = {name.removeprefix("network."): value for name, value in tensors.items() if name.startswith("network.")}
-    state.network.load_state_dict(network)
-    for name, parameter in state.network.named_parameters():
-        if f"momentum.{name}" in tensors:
-            buffer = tensors[f"momentum.{name}"]
-            # copied into the parameter's own memory layout, so that a resumed run also computes in the same order
-            state.optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).detach().copy_(buffer)
-    state.step = int(card["step"])
 
 
 def _one_cycle(peak: float, part: float, step: int, steps: int) -> tuple[float, float]:

@@ -12,12 +12,12 @@ from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from firm.images.preprocess import Preprocessing
-from firm.networks.adaptor import Adaptor, Pretrained
+from firm.networks.adaptor import Adapted, Adaptor, Pretrained
 from firm.networks.backbone import Backbone
-from firm.networks.heads import Encoder, draw_weights
+from firm.networks.heads import Encoder
 from firm.runtime.random import stream
 from firm.training.batches import paired
 from firm.training.loop import Training
@@ -144,10 +144,12 @@ class PatchTask:
 
     def network(self, encoder: Encoder) -> Adaptor:
         """A new adaptor with the statistics of the good features; its weights depend on the seed alone."""
-        adaptor = Adaptor(self.good.features.shape[-1], self.settings, encoder.head)
-        draw_weights(adaptor, encoder.norm_momentum, rng=stream(self.seed, "weights"))
-        adaptor.mean, adaptor.std = self.statistics
-        return adaptor
+        return Adaptor.build(self.statistics, self.settings, encoder, rng=stream(self.seed, "weights"))
+
+    def complete(self, network: nn.Module) -> Adapted:
+        """A trained adaptor with its backbone: what computes features."""
+        assert isinstance(network, Adaptor)
+        return Adapted(self.backbone, network)
 
     def batch(self, step: int, device: torch.device | str = "cpu", *, rank: int = 0, world: int = 1) -> Batch:
         """Half good patches, half altered ones: all first views, then their partners in the same order."""

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from firm.errors import SettingError, Stopped
-from firm.runtime.files import write_atomically, writing
+from firm.errors import ModelFileError, SettingError, Stopped
+from firm.runtime.files import load_tensors, save_tensors, write_atomically, writing
 from firm.runtime.platform import stop_signals
-from firm.training.loop import Progress, Task, load_checkpoint, save_checkpoint, start, train
+from firm.training.loop import Progress, State, Task, start, train
 from firm.training.methods import Method
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -133,6 +133,33 @@ class Run:
         line = {"step": progress.step, "epoch": round(progress.epoch, 4), "lr": progress.lr, "loss": loss}
         line["seconds"] = round(self.seconds, 2)
         self.history.write(line | diagnosis.numbers | {"collapsed": self.collapsed})
+
+
+def save_checkpoint(path: Path, state: State, digest: str) -> None:
+    """Everything needed to go on; `digest` names the training it belongs to."""
+    tensors = {f"network.{name}": value for name, value in state.network.state_dict().items()}
+    for name, parameter in state.network.named_parameters():
+        momentum = state.optimizer.state.get(parameter, {}).get("momentum_buffer")
+        if momentum is not None:
+            tensors[f"momentum.{name}"] = momentum
+    save_tensors(path, tensors, {"step": state.step, "task": digest}, kind="checkpoint", schema=1)
+
+
+def load_checkpoint(path: Path, state: State, digest: str) -> None:
+    """Put a checkpoint into a fresh state; one of another training is refused."""
+    tensors, card = load_tensors(path, kind="checkpoint", schema=1)
+    if card["task"] != digest:
+        raise ModelFileError(
+            f"{path} belongs to a training with other settings or images; remove its folder or choose another one"
+        )
+    network = {name.removeprefix("network."): value for name, value in tensors.items() if name.startswith("network.")}
+    state.network.load_state_dict(network)
+    for name, parameter in state.network.named_parameters():
+        if f"momentum.{name}" in tensors:
+            buffer = tensors[f"momentum.{name}"]
+            # copied into the parameter's own memory layout, so that a resumed run also computes in the same order
+            state.optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).detach().copy_(buffer)
+    state.step = int(card["step"])
 
 
 def _parsed(path: Path) -> Iterator[dict[str, Any]]:

@@ -17,6 +17,7 @@ from firm.types import Focus
 
 Whole: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
+Room: TypeAlias = tuple[int, int]  # the greatest top and left of a patch
 
 
 @dataclass(frozen=True)
@@ -44,17 +45,14 @@ class PatchPairs:
     def __post_init__(self) -> None:
         small = min(self.sizes, default=0)
         most = small * (small - 1)  # pixels shared with the nearest patch that is not the first itself
+        overlap = f"patches of {small} pixels need more than 0 and at most {1 - 1 / max(small, 1):.4g}"
         for name, allowed, fix in (
             ("sizes", small >= 2, "give at least one size, each of 2 pixels or more"),
             ("min_foreground", 0 <= self.min_foreground <= 1, "it must lie in 0..1"),
             ("min_altered", 0 <= self.min_altered <= 1, "it must lie in 0..1"),
             ("illumination", 0 <= self.illumination < 1, "use 0 or more, below 1"),
             ("tries", self.tries >= 1, "a patch needs at least 1 candidate"),
-            (
-                "min_overlap",
-                self.min_overlap > 0 and _pixels(self.min_overlap, small) <= most,
-                f"patches of {small} pixels need more than 0 and at most {1 - 1 / max(small, 1):.4g}",
-            ),
+            ("min_overlap", self.min_overlap > 0 and _pixels(self.min_overlap, small) <= most, overlap),
         ):
             if not allowed:
                 raise SettingError(f"views.{name} is {getattr(self, name)}; {fix}")
@@ -79,13 +77,11 @@ class PatchPairs:
         foreground, altered = (np.ascontiguousarray(mask.cpu().numpy()) for mask in (focus.foreground, focus.altered))
         n, height, width = altered.shape
         if max(self.sizes) > min(height, width):
-            raise SettingError(
-                f"a patch of {max(self.sizes)} pixels does not fit into images of {height} x {width}; "
-                f"use views.sizes of at most {min(height, width)}"
-            )
+            misfit = f"a patch of {max(self.sizes)} pixels does not fit into images of {height} x {width}"
+            raise SettingError(f"{misfit}; use views.sizes of at most {min(height, width)}")
         draw = np.random.default_rng(int(torch.randint(2**62, (1,), generator=rng)))
         size = self.sizes[int(draw.integers(len(self.sizes)))]
-        room = (height - size, width - size)  # the greatest top and left
+        room = (height - size, width - size)
         outlier = np.asarray(altered.any(axis=(1, 2)))
         objects, defects = list(foreground[~outlier]), list(altered[outlier])
         first, accepted = np.empty((n, 2), dtype=np.int64), np.empty(n, dtype=np.bool_)
@@ -117,7 +113,7 @@ def _pixels(fraction: float, size: int) -> int:
     return math.ceil(fraction * size**2 - 1e-9)
 
 
-def _around(altered: list[Mask], room: tuple[int, int], size: int, count: int, draw: np.random.Generator) -> Whole:
+def _around(altered: list[Mask], room: Room, size: int, count: int, draw: np.random.Generator) -> Whole:
     """Places (n, count, 2), each uniform among those that hold a pixel drawn uniformly from the altered ones."""
     where = [mask.ravel().nonzero()[0] for mask in altered]
     number = draw.integers(0, np.array([[len(pixels)] for pixels in where]).reshape(-1, 1), (len(where), count))
@@ -149,13 +145,9 @@ def _covered(places: Whole, masks: list[Mask], size: int) -> Whole:
     return counts
 
 
-def _partners(
-    first: Whole, room: tuple[int, int], size: int, least: int, count: int, draw: np.random.Generator
-) -> Whole:
-    """Places (n, count, 2), uniform among all but the first that share `least` pixels with it inside the image.
-
-    They are counted row by row and taken by number, so no draw is lost; only if there is none, the first returns.
-    """
+def _partners(first: Whole, room: Room, size: int, least: int, count: int, draw: np.random.Generator) -> Whole:
+    """Places (n, count, 2), uniform among all but the first that share `least` pixels with it inside the image."""
+    # they are counted row by row and taken by number, so no draw is lost; only if there is none, the first returns
     down = np.arange(1 - size, size)  # by how many rows the second patch lies below
     radius = size - -(-least // (size - abs(down)))  # and how far aside at most: (P - |dx|)(P - |dy|) >= least
     left = -np.minimum(radius, first[:, 1:])  # n, rows

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, UInt8
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from firm.errors import SettingError
@@ -13,6 +13,8 @@ from firm.images.colour import Jitter, grey, jittered
 from firm.images.preprocess import resize
 from firm.types import Focus
 
+Images = UInt8[Tensor, "n c h w"]
+Pair = tuple[Float[Tensor, "n c p p"], Float[Tensor, "n c p p"]]
 SMALL = Jitter(brightness=0.1, contrast=0.1, saturation=0.1, hue=0.1)
 
 
@@ -44,9 +46,7 @@ class SimCLR:
             if not allowed:
                 raise SettingError(f"views.{name} is {getattr(self, name)!r}; {fix}")
 
-    def __call__(
-        self, images: Tensor, size: int, *, rng: torch.Generator, focus: Focus | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, images: Tensor, size: int, *, rng: Generator, focus: Focus | None = None) -> Pair:
         x = torch.cat([images, images])
         x = x.float() / 255 if x.dtype == torch.uint8 else x
         if self.crop_first:
@@ -60,7 +60,7 @@ class SimCLR:
         first, second = (x if self.crop_first else self._cropped(x, size, rng)).chunk(2)
         return first, second
 
-    def _cropped(self, images: Tensor, size: int, rng: torch.Generator) -> Tensor:
+    def _cropped(self, images: Tensor, size: int, rng: Generator) -> Tensor:
         """A random window of each image, mirrored with probability `flip`, resampled to size x size."""
         n, _, height, width = images.shape
         fraction = self.crop[0] + (self.crop[1] - self.crop[0]) * torch.rand(n, generator=rng)
@@ -74,7 +74,7 @@ class SimCLR:
         mirror = torch.where(torch.rand(n, generator=rng) < self.flip, -1.0, 1.0)
         return crop(images, top, left, tall, wide, size, mirror)
 
-    def _blurred(self, images: Tensor, rng: torch.Generator) -> Tensor:
+    def _blurred(self, images: Tensor, rng: Generator) -> Tensor:
         n = len(images)
         sigma = self.sigma[0] + (self.sigma[1] - self.sigma[0]) * torch.rand(n, generator=rng)
         # three taps of a Gaussian; without blur the identity
@@ -90,15 +90,8 @@ class SimCLR:
 
 
 DROC = SimCLR(crop=(0.5, 1.0), crop_by="side", flip=0.5, jitter=Jitter(additive_brightness=True), grey=0.2, blur=0.0)
-CSI = SimCLR(
-    crop=(0.08, 1.0),
-    aspect=(3 / 4, 4 / 3),
-    crop_first=False,
-    flip=0.5,
-    jitter=Jitter(hue=0.1, probability=0.8),
-    grey=0.2,
-    blur=0.0,
-)
+OFTEN = Jitter(hue=0.1, probability=0.8)
+CSI = SimCLR(crop=(0.08, 1.0), aspect=(3 / 4, 4 / 3), crop_first=False, flip=0.5, jitter=OFTEN, grey=0.2, blur=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,9 +105,7 @@ class Translation:
         if not 0 <= self.translate < 1:
             raise SettingError(f"views.translate is {self.translate}; use 0 or more, below 1")
 
-    def __call__(
-        self, images: UInt8[Tensor, "n c h w"], size: int, *, rng: torch.Generator, focus: Focus | None = None
-    ) -> tuple[Float[Tensor, "n c p p"], Float[Tensor, "n c p p"]]:
+    def __call__(self, images: Images, size: int, *, rng: Generator, focus: Focus | None = None) -> Pair:
         pixels = resize(images, size).float() / 255
         both = torch.cat([pixels, pixels])
         fraction = self.translate * (2 * torch.rand(len(both), 2, generator=rng) - 1)
