@@ -186,3 +186,14 @@ def test_parts_are_learnt_by_patches_and_classes_and_tensors_as_whole_images(
                 Detector.fit(good)
         assert recipes == 4 * [usual] + 3 * [FAST]
         recipes.clear()
+
+
+def test_a_whole_image_model_scores_from_its_buffers(detector):
+    """Other references in the state dict, other scores: what is saved is what decides."""
+    images, model = stripes(4, seed=9), detector.model
+    before, state = model.score(images), {name: value.clone() for name, value in model.state_dict().items()}
+    changed = {name: value.flip(1) if name.startswith("references") else value for name, value in state.items()}
+    model.load_state_dict(changed)
+    assert not torch.equal(model.score(images), before)
+    model.load_state_dict(state)
+    assert torch.equal(model.score(images), before)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from firm.recipes.recipe import Recipe
 
 CURVE = "curve.png"
-MEMORY = 6.0  # GB, as firm.detector.estimate.MEMORY, which takes long to import
+MEMORY = 6.0  # GB, as firm.detector.prepare.MEMORY, which takes long to import
 LEARNT, KEPT, FAILED = "learnt", "kept", "failed"
 
 

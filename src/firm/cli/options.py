@@ -16,7 +16,7 @@ Settings = Annotated[
 Seed = Annotated[int, Option(help="Decides everything random.")]
 Device = Annotated[str, Option(help="cpu, cuda, cuda:1, mps, ...")]
 Threads = Annotated[int, Option(min=0, help="CPU threads; 0 leaves the choice to torch.")]
-Strict = Annotated[bool, Option("--strict", help="Stop at the first file that cannot be used, else skip it.")]
+Strict = Annotated[bool, Option("--strict", help="Stop at the first unusable file instead of skipping it.")]
 Bits = Annotated[
     int | None, Option("--depth", min=8, max=16, help="Bits of deep images (12 in 16, ...); by default found on them.")
 ]
@@ -37,7 +37,7 @@ Pretrained = Annotated[
 Ignore = Annotated[
     Path | None, Option("--ignore", metavar="FILE", help="A mask of the camera's view: white pixels never decide.")
 ]
-Gigabytes = Annotated[float, Option(help="Memory to use; of more good images than fit, some are drawn.")]
+Gigabytes = Annotated[float, Option(help="Memory to use, in GB; of more good images a random sample is read.")]
 AsJson = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 Holdout = Annotated[
     float | None,

@@ -122,7 +122,7 @@ class ImageModel(nn.Module):
         self.network, self.preprocessing, self.conditioning = network, preprocessing, conditioning
         for turn, embeddings in enumerate(references):
             self.register_buffer(f"references_{turn}", embeddings)
-        self._fitted = fit_scorings({NAME: scoring}, references)
+        self.scoring = scoring
 
     def score(self, images: Images, on_chunk: OnChunk | None = None) -> Scores:
         return self.score_aligned(self.align(images), on_chunk)
@@ -131,8 +131,9 @@ class ImageModel(nn.Module):
         return self.conditioning(images)
 
     def score_aligned(self, aligned: Conditioned, on_chunk: OnChunk | None = None) -> Scores:
-        encoder, images = self.network.encoder, aligned.images
-        return _finite(score_images(encoder, self.preprocessing, images, self._fitted, on_chunk)[NAME])
+        references = [getattr(self, f"references_{turn}").cpu() for turn in range(self.scoring.turns)]
+        fitted = fit_scorings({NAME: self.scoring}, references)
+        return _finite(score_images(self.network.encoder, self.preprocessing, aligned.images, fitted, on_chunk)[NAME])
 
     def locate(self, images: Images, on_chunk: OnChunk | None = None) -> Located:
         return Located(self.score(images, on_chunk), torch.empty(len(images), 0, 0))
