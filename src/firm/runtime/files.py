@@ -53,9 +53,12 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def shortened(name: str, suffix: str) -> str:
-    """The name and an ASCII suffix; the end of the name is cut off if both are too long for a file."""
+    """The name and an ASCII suffix; a digest replaces the end of the name if both are too long for a file."""
     content, room = os.fsencode(name), LONGEST - len(suffix)
-    return (name if len(content) <= room else content[:room].decode(errors="ignore")) + suffix
+    if len(content) <= room:
+        return name + suffix
+    cut = hashlib.blake2b(content, digest_size=8).hexdigest()
+    return f"{content[: room - len(cut)].decode(errors='ignore')}{cut}{suffix}"
 
 
 def read_file(path: Path) -> bytes:
