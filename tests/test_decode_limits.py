@@ -45,11 +45,13 @@ def test_the_longest_side_itself_is_read():
 
 def test_scans_without_end_are_refused_before_they_are_decoded(monkeypatch):
     photo = encoded(PHOTO, "JPEG", progressive=True)
-    last = photo[photo.rindex(pixels.SCAN) : -2]
-    usual, bomb = 63 * photo.count(pixels.SCAN), photo[:-2] + 100 * last + photo[-2:]
+    scans = [found.start() for found in pixels.SCAN.finditer(photo)]
+    bomb = photo[:-2] + 100 * photo[scans[-1] : -2] + photo[-2:]
     assert decode(bomb).shape == PHOTO.shape  # small enough to be worth it
-    monkeypatch.setattr(pixels, "MAX_SCANNED", usual)
+    refused(photo[:-2] + 1_000 * photo[scans[-1] : -2] + photo[-2:])
+    monkeypatch.setattr(pixels, "MAX_SCANNED", len(scans) * 1_000_000)
     assert decode(photo).shape == PHOTO.shape
+    assert decode(photo + bytes([255, 0xDA]) * 9_999).shape == PHOTO.shape  # such as a film behind the photograph
     monkeypatch.setattr(ImageFile.ImageFile, "load", lambda _: pytest.fail("was decoded"))
     assert "scans" in refused(bomb)
 

@@ -63,9 +63,8 @@ def main() -> None:
         except Exception as error:
             if _debug:
                 traceback.print_exc()
-            if isinstance(error, MemoryError) or (
-                isinstance(error, RuntimeError) and "allocate" in str(error)
-            ):  # torch
+            torch_too = isinstance(error, RuntimeError) and "allocate" in str(error)
+            if isinstance(error, MemoryError) or torch_too:
                 error = MachineError("memory is too short; free some, or use fewer or smaller images")
             report_error(sentence(error))
             sys.exit(2 if isinstance(error, FirmError | OSError) else BUG)

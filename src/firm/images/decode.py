@@ -8,11 +8,13 @@ import ctypes
 import io
 import logging
 import os
+import re
 import stat
 import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,8 +46,8 @@ HEAD = 32  # bytes that identify the format, and the depth of a PNG
 MAX_BYTES = 2**30  # of a file: more than the largest image needs
 MAX_PIXELS = 80_000_000  # below Pillow's own limit; each takes up to 26 bytes until it is resized
 MAX_SIDE = 65_535  # of a JPEG; resizing a thin image widens all of its rows first
-MAX_SCANNED = 1_000_000_000  # pixels times scans of a JPEG: ten scans of the largest image are usual
-SCAN = b"\xff\xda"  # begins a scan
+MAX_SCANNED = 1_000_000_000  # pixels, at least a million, times scans of a JPEG: ten scans are usual
+SCAN = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")  # begins a scan of one to four channels
 BITS, PHOTOMETRIC, FILL_ORDER, PLANES, TILE_WIDTH, TILE_LENGTH, FORMAT = 258, 262, 266, 284, 322, 323, 339  # TIFF tags
 WHITE_IS_0, LAB, SIGNED = 0, 8, 2  # values of them
 LEVELS = {"1": 255, "L;2": 85, "L;4": 17}  # grey levels per step of samples below 8 bits
@@ -144,7 +146,7 @@ def _errors_named(source: Source) -> Iterator[None]:
         if isinstance(error, _Refused):
             raise ImageError(f"{name} {error}", path) from None
         reason = " ".join(str(error).split()) or type(error).__name__
-        if isinstance(error, MemoryError) or "out of memory" in reason:
+        if isinstance(error, MemoryError) or reason.startswith("out of memory"):
             raise MachineError(f"memory is too short to read {name}; free some or scale the image down") from error
         raise ImageError(f"{name} cannot be decoded as an image ({reason}); {REPLACE}", path) from error
 
@@ -209,9 +211,11 @@ def _opened(content: bytes) -> Image.Image:
         raise _Refused(f"has more than {MAX_PIXELS:,} pixels; crop or scale it down first") from None
     except UnidentifiedImageError:
         raise _Refused(f"cannot be decoded: its {kind} header is damaged or unknown; {REPLACE}") from None
-    scans = content.count(SCAN) if kind == "JPEG" else 1
-    if image.width * image.height * scans > MAX_SCANNED:
-        raise _Refused(f"has {scans} scans of {image.width} x {image.height} pixels; save it as a baseline JPEG")
+    most = MAX_SCANNED // max(image.width * image.height, 1_000_000)
+    if kind == "JPEG" and next(islice(SCAN.finditer(content), most, None), None):
+        raise _Refused(
+            f"has more than {most} scans of {image.width} x {image.height} pixels; save it as a baseline JPEG"
+        )
     return _checked(image)
 
 
