@@ -53,7 +53,7 @@ def packed(row, bits):
 def tiff(samples, order="<", further=None, deflate=False):
     """(h, w) or (h, w, c) samples as a TIFF of one strip; `further` adds tags (type, values), or takes one out (None).
 
-    The value HERE is where the pixels begin.
+    The value HERE is where the pixels begin, and (HERE, n) n bytes behind it.
     """
     height, width, *rest = samples.shape
     channels = rest[0] if rest else 1
@@ -75,7 +75,7 @@ def tiff(samples, order="<", further=None, deflate=False):
     ends = 8 + 2 + 12 * len(tags) + 4
     entries, beyond = b"", bytearray(data)  # the pixels come first of what lies behind the tags
     for tag, (kind, values) in sorted(tags.items()):
-        values = [ends if value is HERE else value for value in values]
+        values = [ends if value is HERE else ends + value[1] if isinstance(value, tuple) else value for value in values]
         content = struct.pack(order + {3: "H", 4: "I"}[kind] * len(values), *values)
         if len(content) > 4:
             content, place = struct.pack(order + "I", ends + len(beyond)), content
@@ -83,3 +83,12 @@ def tiff(samples, order="<", further=None, deflate=False):
         entries += struct.pack(order + "HHI", tag, kind, len(values)) + content.ljust(4, b"\0")
     head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(order + "IH", 8, len(tags))
     return head + entries + struct.pack(order + "I", 0) + bytes(beyond)
+
+
+def planes(samples, **options):
+    """(h, w, c) samples as a TIFF of one strip per channel, without compression."""
+    height, width, channels = samples.shape
+    size = height * width * samples.itemsize
+    strips = {273: (4, [(HERE, size * number) for number in range(channels)]), 279: (4, [size] * channels)}
+    further = strips | {284: (3, [2])} | options.pop("further", {})
+    return tiff(samples.transpose(2, 0, 1).reshape(samples.shape), further=further, **options)

@@ -15,7 +15,7 @@ from firm.images import decode as pixels
 from firm.images.decode import decode, decode_mask, depth_of
 from firm.images.preprocess import Preprocessing
 from firm.types import FULL_DEPTH, Depth, Statistics
-from image_files import encoded, exif, png, tiff
+from image_files import encoded, exif, planes, png, tiff
 
 TWELVE = Depth(4095)
 DEEP = np.array([[0, 128, 129, 257, 32768, 65535]], np.uint16)
@@ -62,6 +62,12 @@ GOLDEN = {
     "2 bit": (png(np.array([[[0], [1], [2], [3]]]), bits=2), FULL_DEPTH, [[0, 85, 170, 255]]),
     "L png": (encoded(mode("L", *GREY[0])), FULL_DEPTH, GREY),
     "L white is 0": (tiff(np.array(GREY, np.uint8), further={262: (3, [0])}), FULL_DEPTH, [[255, 155, 0]]),
+    "L white is 0, deflated plane": (
+        tiff(np.array(GREY, np.uint8), further={262: (3, [0]), 284: (3, [2])}, deflate=True),
+        FULL_DEPTH,
+        [[255, 155, 0]],
+    ),
+    "RGB planes": (planes(np.array(COLOURED, np.uint8)), FULL_DEPTH, COLOURED),
     "LA": (encoded(mode("LA", (0, 0), (0, 128), (9, 255))), FULL_DEPTH, [[255, 127, 9]]),
     "La": (
         tiff(np.array([[[0, 0], [60, 60], [30, 60]]], np.uint8), further={262: (3, [1]), 338: (3, [1])}),
@@ -139,7 +145,13 @@ UNREAD = {
     "white is 0 in 16 bit": (tiff(DEEP, further={262: (3, [0])}), "stores white as 0 in more than 8 bits"),
     "16-bit CMYK": (tiff(WIDE, further={262: (3, [5])}), "16-bit colours"),
     "16-bit colours times alpha": (tiff(WIDE, further={338: (3, [1])}), "16-bit colours"),
-    "16-bit planes": (tiff(WIDE[..., :3], further={284: (3, [2])}), "16-bit colours"),
+    "16-bit planes": (planes(WIDE[..., :3]), "16-bit colours"),
+    "one plane of three": (tiff(np.zeros((2, 3, 3), np.uint8), further={284: (3, [2])}), "lacks a part"),
+    "white is 0 in a plane": (planes(np.uint8([GREY]).reshape(1, 3, 1), further={262: (3, [0])}), "planes"),
+    "bits in a plane": (tiff(np.uint8([[160]]), further={258: (3, [1]), 262: (3, [0]), 284: (3, [2])}), "planes"),
+    "Lab in planes": (planes(np.uint8([[[200, 10, 20]]]), further={262: (3, [8])}), "planes"),
+    "signed 8 bit": (tiff(np.int8([[-1, 0, 127]])), "signed"),
+    "signed 8 bit, deflated": (tiff(np.int8([[-1, 0, 127]]), deflate=True), "signed"),
     "five channels": (tiff(np.zeros((1, 1, 5), np.uint16)), "damaged or unknown"),
     "64-bit floats": (tiff(np.zeros((1, 1))), "damaged or unknown"),
     "above 16 bit": (tiff(np.array([[70000]], np.int32)), "samples up to 70000 where 65535 is white"),

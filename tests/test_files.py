@@ -5,6 +5,7 @@ import json
 import os
 import re
 import resource
+import stat
 import struct
 from pathlib import Path
 
@@ -147,7 +148,15 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
 
 def test_a_foreign_safetensors_file_is_refused(tmp_path):
     path = tmp_path / "foreign.safetensors"
-    for metadata in (None, {"format": "pt"}, {"card": "[1, 2]"}, {"card": '{"kind": "part"}'}, {"card": "{"}):
+    for metadata in (
+        None,
+        {"format": "pt"},
+        {"card": "[1, 2]"},
+        {"card": '{"kind": "part"}'},
+        {"card": "{"},
+        {"card": '{"kind": "part", "schema": Infinity}'},
+        {"card": "[" * 100_000},
+    ):
         path.write_bytes(save({"weight": torch.ones(2)}, metadata))
         refused(path, "has no firm card; it was not written by firm")
 
@@ -163,6 +172,15 @@ def test_a_header_that_lies_about_its_length_is_refused(tmp_path):
     path = tmp_path / "liar.safetensors"
     path.write_bytes(struct.pack("<Q", 2**62) + b"{}")
     refused(path, "is not a readable firm file")
+
+
+@each("kind, size", [("F6_E2M3", 3), ("F4", 2), ("XX", 4)])
+def test_numbers_of_an_unknown_type_are_refused(tmp_path, kind, size):
+    card = {"card": json.dumps({"kind": "part", "schema": 2})}
+    header = {"__metadata__": card, "a": {"dtype": kind, "shape": [4], "data_offsets": [0, size]}}
+    text, path = json.dumps(header).encode(), tmp_path / "odd.safetensors"
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(size))
+    refused(path, r"odd\.safetensors")
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -184,6 +202,23 @@ def test_writing_replaces_and_leaves_nothing_beside(tmp_path):
         write_atomically(path, content)
         assert path.read_bytes() == content
         assert only(path)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs rights of files")
+@each("mask, rights", [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_a_file_has_the_rights_that_the_umask_leaves(tmp_path, mask, rights):
+    before = os.umask(mask)
+    try:
+        write_atomically(tmp_path / "file", b"")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == rights
+
+
+@each("name", ["n" * 255, "ö" * 127, os.fsdecode(b"\xff" * 255)])
+def test_the_longest_name_is_written(tmp_path, name):
+    write_atomically(tmp_path / name, b"content")
+    assert (tmp_path / name).read_bytes() == b"content"
 
 
 def test_a_full_disk_leaves_the_old_file_whole(tmp_path):

@@ -102,6 +102,7 @@ def test_the_second_to_open_it_is_refused_and_harms_nothing(journal):
         b"[1, 2]\n",
         b'{"file": "a", "stamp": [1, 2]}\n{"file": "b", "sta\n{"file": "c", "stamp": [1, 2]}\n',
         b'{"step": 1, "loss": 0.5}\n',
+        b"[" * 100_000 + b"\n",
     ],
 )
 def test_what_is_no_journal_is_refused_and_left_as_it_is(journal, content):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import struct
 from pathlib import Path
 
 import pytest
 import torch
 
+from firm.decision.calibration import read_calibration
 from firm.detector.detector import Detector
 from firm.detector.model_folder import CARD, KIND, SCHEMA, read_model, write_model
 from firm.errors import MachineError, ModelFileError, SettingError
@@ -102,10 +105,36 @@ def test_every_changed_byte_and_every_cut_of_the_weights_is_refused(folder):
 
 
 def test_a_card_that_is_none_is_refused(folder):
-    for content in (b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"kind": "detector", "schema": "x"}'):
+    for content in (
+        *(b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"kind": "detector", "schema": "x"}'),
+        *(b'{"kind": "detector", "schema": Infinity}', b'{"kind": ' + b"[" * 100_000),
+    ):
         (folder / CARD).write_bytes(content)
         with pytest.raises(ModelFileError, match=CARD):
             read_model(folder)
+
+
+@pytest.mark.parametrize("kind", ["F6_E2M3", "F8_E8M0", "XX"])
+def test_numbers_of_an_unknown_type_are_refused(folder, kind):
+    size = 3 if kind == "F6_E2M3" else 4
+    header = json.dumps({"a": {"dtype": kind, "shape": [4], "data_offsets": [0, size]}}).encode()
+    weights(folder).write_bytes(struct.pack("<Q", len(header)) + header + bytes(size))
+    with pytest.raises(ModelFileError, match=weights(folder).name) as error:
+        read_model(folder)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+def test_a_pipe_or_a_device_is_not_waited_for(folder):
+    for file in (weights(folder), folder / CARD, folder / "calibration.json"):
+        for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+            before = file.read_bytes() if file.exists() else b""
+            file.unlink(missing_ok=True)
+            make(file)
+            with pytest.raises(ModelFileError, match=r"part\.firm"):
+                read_calibration(file, model="m") if file.name == "calibration.json" else read_model(folder)
+            file.unlink()
+            file.write_bytes(before)
 
 
 class Hostile:

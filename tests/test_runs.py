@@ -262,6 +262,16 @@ def test_what_a_killed_process_left_half_written_is_swept(tmp_path: Path) -> Non
     assert not list(tmp_path.glob(".checkpoint*"))
 
 
+@pytest.mark.parametrize("line", ["[]", '{"x": 1}', '{"step": "x"}', '{"step": 1, "seconds": "x"}', "7", "null"])
+def test_a_foreign_history_line_is_dropped(tmp_path: Path, line: str) -> None:
+    for _ in (run := small_run(tmp_path)):
+        pass
+    before = (tmp_path / HISTORY).read_text()
+    (tmp_path / HISTORY).write_text(line + "\n" + before)
+    assert small_run(tmp_path).history.lines == run.history.lines
+    assert (tmp_path / HISTORY).read_text() == before
+
+
 def test_the_history_reports_the_three_properties(tmp_path: Path) -> None:
     for _ in (run := small_run(tmp_path)):
         pass

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from firm.errors import FirmError
 from firm.runtime.listener import Listener
 
 if TYPE_CHECKING:
@@ -64,7 +65,10 @@ def sentence(error: Exception) -> str:
     """What went wrong, also where only the operating system describes it."""
     if isinstance(error, OSError):
         return f"cannot use {error.filename or 'a file'}: {error.strerror or error}"
-    return str(error)
+    if isinstance(error, FirmError):
+        return str(error)
+    what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return f"this is a bug in firm ({what}); report it with the output of firm --debug and the same command"
 
 
 def warn_left_out(skipped: Sequence[tuple[Path | str, str]]) -> list[str]:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.progress import track
 
-from firm.errors import DataError, FirmError
+from firm.errors import DataError, ImageError
 from firm.images.decode import decode
 from firm.runtime.files import replace_file
 from firm.types import Split
@@ -97,7 +97,7 @@ def _decode(files: Files) -> Records:
     bar = track(labelled, "decoding cats and dogs", console=Console(stderr=True), transient=True, disable=quiet)
     for record, (file, label) in zip(records, bar, strict=True):
         record["label"] = label
-        with contextlib.suppress(FirmError):  # Microsoft's folder has a few damaged files, which are counted
+        with contextlib.suppress(ImageError):  # Microsoft's folder has a few damaged files, which are counted
             record["image"] = shrink(decode(file), SIDE).transpose(2, 0, 1)
             record["usable"] = True
     return records

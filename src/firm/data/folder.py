@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, UInt8
 from torch import Tensor
 
-from firm.errors import DataError, FirmError, SettingError, named
+from firm.errors import DataError, ImageError, SettingError, named
 from firm.images.decode import SUFFIXES, decode, decode_mask, depth_of, turn_like
 from firm.images.preprocess import resize, resize_mask, to_tensor
 from firm.runtime.random import stream
@@ -249,7 +249,7 @@ def _decode_files(paths: Sequence[Path], reading: Reading) -> Images:
     for file in paths:
         try:
             image = decode(file, reading.depth or FULL_DEPTH)
-        except FirmError as error:
+        except ImageError as error:
             if reading.strict:
                 raise
             skipped.append((file, str(error)))
@@ -290,7 +290,7 @@ def _read_mask(
         return None
     try:
         mask = decode_mask(labelled.mask)
-    except FirmError as error:
+    except ImageError as error:
         if strict:
             raise
         problems[UNREADABLE].append(str(error))

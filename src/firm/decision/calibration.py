@@ -17,7 +17,7 @@ from torch import Tensor
 
 from firm.errors import DataError, FirmError, ModelFileError, SettingError, named
 from firm.metrics.image import CONFIDENCE, Rate, rate_of
-from firm.runtime.files import write_atomically
+from firm.runtime.files import read_file, write_atomically
 
 SCHEMA = 1
 PASS, REVIEW, FAIL = "PASS", "REVIEW", "FAIL"
@@ -314,7 +314,7 @@ def write_calibration(path: Path | str, calibration: Calibration) -> None:
 def read_calibration(path: Path | str, *, model: str) -> Calibration:
     """Read the calibration of a model; refuses a damaged, edited or foreign one."""
     try:
-        calibration = from_json(json.loads(Path(path).read_bytes()))
+        calibration = from_json(json.loads(read_file(Path(path))))
     except FileNotFoundError:
         raise ModelFileError(f"there is no file {named(path)}; {AGAIN}") from None
     except (OSError, ValueError, RecursionError) as error:

@@ -102,7 +102,7 @@ class Journal(AbstractContextManager["Journal"]):
 def _parsed(text: bytes) -> Line | None:
     try:
         line = json.loads(text) if text.endswith(b"\n") else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     match line:
         case {"file": str(), "stamp": [int(), int()]}:

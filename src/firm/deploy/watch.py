@@ -16,7 +16,7 @@ from firm.deploy.journal import Journal, Line, Stamp
 from firm.detector.detector import Detector
 from firm.errors import DataError, FirmError, ImageError, named
 from firm.report.heatmap import places, write_overlay
-from firm.runtime.files import common_folder
+from firm.runtime.files import common_folder, shortened
 
 Decide = Callable[[Path], dict[str, Any]]
 
@@ -30,7 +30,7 @@ def decide_by(detector: Detector, folders: Sequence[Path], maps: Path) -> Decide
         examined = detector.examine(file)
         line = asdict(examined.verdict)
         if examined.heat is not None and examined.verdict.verdict != "PASS":
-            target = maps / places([file], folders)[0].with_name(f"{file.name}.png")
+            target = maps / places([file], folders)[0].with_name(shortened(file.name, ".png"))
             write_overlay(target, examined.picture, examined.heat.numpy(), examined.verdict.review)
             line["map"] = str(target)
         return line

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -20,7 +19,7 @@ from firm.networks.adaptor import Adapted, Adaptor
 from firm.networks.heads import Network, arranged
 from firm.networks.weights import rebuild
 from firm.recipes.recipe import Recipe, from_json
-from firm.runtime.files import Card, check_card, digest, write_atomically
+from firm.runtime.files import UNREADABLE, Card, check_card, digest, read_file, write_atomically
 from firm.scoring.models import ImageModel, PatchModel, under
 from firm.scoring.patch_features import extractor_of
 
@@ -65,7 +64,7 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], Card]:
     file = path / card["weights"]
     try:
         tensors = load(_read(file))
-    except SafetensorError as error:
+    except UNREADABLE as error:
         raise ModelFileError(f"{named(file)} is not a readable file of weights ({error}); {COPY}") from error
     if card.pop("digest", None) != digest(tensors, _text(card)):
         raise ModelFileError(f"{named(path)} was damaged or edited after it was written; {COPY}")
@@ -112,7 +111,7 @@ def _network(recipe: Recipe, origin: dict[str, Any], tensors: dict[str, Tensor])
 
 def _read(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        return read_file(file)
     except OSError as error:
         raise ModelFileError(f"{named(file)} cannot be read ({error.strerror}); {COPY}") from error
 

@@ -8,11 +8,13 @@ import ctypes
 import io
 import logging
 import os
+import re
 import stat
 import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +23,7 @@ import numpy.typing as npt
 from jaxtyping import Bool, UInt8
 from PIL import Image, UnidentifiedImageError, _imaging
 
-from firm.errors import ImageError, named
+from firm.errors import ImageError, MachineError, named
 from firm.types import FULL_DEPTH, Depth
 
 Bytes = npt.NDArray[np.uint8]
@@ -42,8 +44,12 @@ FORMATS: dict[str, tuple[bytes, ...]] = {  # by their first bytes
 READABLE = "PNG, JPEG, TIFF, BMP or WebP"
 HEAD = 32  # bytes that identify the format, and the depth of a PNG
 MAX_BYTES = 2**30  # of a file: more than the largest image needs
-MAX_PIXELS = 80_000_000  # below Pillow's own limit
-BITS, PHOTOMETRIC, PLANES, TILE_WIDTH, TILE_LENGTH = 258, 262, 284, 322, 323  # TIFF tags
+MAX_PIXELS = 80_000_000  # below Pillow's own limit; each takes up to 26 bytes until it is resized
+MAX_SIDE = 65_535  # of a JPEG; resizing a thin image widens all of its rows first
+MAX_SCANNED = 1_000_000_000  # pixels, at least a million, times scans of a JPEG: ten scans are usual
+SCAN = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")  # begins a scan of one to four channels
+BITS, PHOTOMETRIC, FILL_ORDER, PLANES, TILE_WIDTH, TILE_LENGTH, FORMAT = 258, 262, 266, 284, 322, 323, 339  # TIFF tags
+WHITE_IS_0, LAB, SIGNED = 0, 8, 2  # values of them
 LEVELS = {"1": 255, "L;2": 85, "L;4": 17}  # grey levels per step of samples below 8 bits
 WHOLE, REAL = (255, 4095, 65535), (1.0, 255.0, 4095.0, 65535.0)  # white levels to choose from without --depth
 DEEP_GREY = ("I", "F")  # prefixes of the grey modes above 8 bits; Pillow has no colour modes above 8 bits
@@ -140,6 +146,8 @@ def _errors_named(source: Source) -> Iterator[None]:
         if isinstance(error, _Refused):
             raise ImageError(f"{name} {error}", path) from None
         reason = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, MemoryError) or reason.startswith("out of memory"):
+            raise MachineError(f"memory is too short to read {name}; free some or scale the image down") from error
         raise ImageError(f"{name} cannot be decoded as an image ({reason}); {REPLACE}", path) from error
 
 
@@ -156,7 +164,7 @@ def _content(source: File, first: int = -1) -> bytes:
         if about.st_size > MAX_BYTES:
             raise _Refused(f"has {about.st_size:,} bytes, more than {MAX_BYTES:,}; crop or scale it down first")
         with open(source, "rb") as file:
-            return file.read(first)
+            return file.read(about.st_size if first < 0 else min(first, about.st_size))  # /proc has files without end
     except FileNotFoundError:
         raise _Refused("does not exist; check the path") from None
     except OSError as error:
@@ -203,6 +211,11 @@ def _opened(content: bytes) -> Image.Image:
         raise _Refused(f"has more than {MAX_PIXELS:,} pixels; crop or scale it down first") from None
     except UnidentifiedImageError:
         raise _Refused(f"cannot be decoded: its {kind} header is damaged or unknown; {REPLACE}") from None
+    most = MAX_SCANNED // max(image.width * image.height, 1_000_000)
+    if kind == "JPEG" and next(islice(SCAN.finditer(content), most, None), None):
+        raise _Refused(
+            f"has more than {most} scans of {image.width} x {image.height} pixels; save it as a baseline JPEG"
+        )
     return _checked(image)
 
 
@@ -218,7 +231,8 @@ def _checked(image: Image.Image) -> Image.Image:
         raise _Refused(f"has tiles of no known size; {REPLACE}")
     _check_size(width, height, " in a tile")  # a tile is decoded whole, even if larger than the image
     covered = sum((right - left) * (low - top) for _, (left, top, right, low), *_ in getattr(image, "tile", ()))
-    if 0 < covered < image.width * image.height:
+    planes = len(image.getbands()) if _in_raw_planes(image) else 1
+    if 0 < covered < image.width * image.height * planes:
         raise _Refused(f"lacks a part of its pixels; {REPLACE}")
     return image
 
@@ -237,8 +251,9 @@ def _webp_size(content: bytes) -> tuple[int, int]:
 
 
 def _check_size(width: int, height: int, where: str = "") -> None:
-    if width * height > MAX_PIXELS:
-        raise _Refused(f"has {width} x {height} pixels{where}, more than {MAX_PIXELS:,}; crop or scale it down first")
+    if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
+        limit = f"{MAX_PIXELS:,}" if width * height > MAX_PIXELS else f"{MAX_SIDE:,} on a side"
+        raise _Refused(f"has {width} x {height} pixels{where}, more than {limit}; crop or scale it down first")
 
 
 # --- from the file to samples ---
@@ -252,6 +267,8 @@ def _samples(image: Image.Image, content: bytes) -> Samples | None:
             raise _Refused("stores white as 0 in more than 8 bits; save it with black as 0")
         image.load()
         return np.asarray(image)
+    if _is_misread(image, tags):
+        raise _Refused("is a TIFF of signed samples or of planes that cannot be read; save it as 8-bit grey or RGB")
     # planar TIFF: Pillow would read 16-bit samples as 8-bit ones
     planes = tags.get(PLANES, 1) != 1 and max(tags.get(BITS, (1,))) > 8
     if ";16" in layout or planes:
@@ -262,6 +279,20 @@ def _samples(image: Image.Image, content: bytes) -> Samples | None:
         image.info["transparency"] *= LEVELS[layout]  # Pillow does not scale the transparent sample
     image.load()
     return None
+
+
+def _in_raw_planes(image: Image.Image) -> bool:
+    """Whether a TIFF stores one plane per channel without compression; Pillow then reads each as plain samples."""
+    tiles = getattr(image, "tile", ())
+    return getattr(image, "tag_v2", {}).get(PLANES, 1) != 1 and any(tile[0] == "raw" for tile in tiles)
+
+
+def _is_misread(image: Image.Image, tags: Any) -> bool:
+    """Whether Pillow would take the samples of a TIFF of up to 8 bits for others."""
+    bits, photometric = max(tags.get(BITS, (1,))), tags.get(PHOTOMETRIC)
+    turned = photometric == WHITE_IS_0 or tags.get(FILL_ORDER, 1) != 1 or 1 < bits < 8
+    signed = bits == 8 and SIGNED in tags.get(FORMAT, ())
+    return signed or (tags.get(PLANES, 1) != 1 and photometric == LAB) or (turned and _in_raw_planes(image))
 
 
 def _layout(image: Image.Image) -> str:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from jaxtyping import Float, UInt8
 
 from firm.errors import ModelFileError
-from firm.runtime.files import common_folder, write_atomically
+from firm.runtime.files import common_folder, shortened, write_atomically
 
 Pixels = npt.NDArray[np.uint8]  # h, w, 3: RGB
 Plane = npt.NDArray[np.float32]
@@ -118,4 +118,4 @@ def places(files: Sequence[Path], roots: Sequence[Path]) -> list[Path]:
     short = [file.with_suffix(".png") for file in below]
     if len(set(short)) == len(set(below)):
         return short
-    return [file.with_name(f"{file.name}.png") for file in below]
+    return [file.with_name(shortened(file.name, ".png")) for file in below]

@@ -5,6 +5,7 @@ It is made from the lines of the journal alone, so a watch that starts again sho
 
 import contextlib
 import math
+import os
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -76,4 +77,6 @@ class LivePage:
     def _source(self, line: Line) -> str:
         """The heat map as an address, relative to the page where it can be."""
         file, home = Path(line["map"]), self.path.parent
-        return quote(file.relative_to(home).as_posix()) if file.is_relative_to(home) else file.absolute().as_uri()
+        if not file.is_relative_to(home):
+            return file.absolute().as_uri()
+        return quote(os.fsencode(file.relative_to(home).as_posix()))  # a name may be no Unicode

@@ -5,7 +5,8 @@ import errno
 import hashlib
 import json
 import os
-import tempfile
+import secrets
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -24,22 +25,22 @@ Card = dict[str, Any]
 
 WINDOWS = os.name == "nt"
 LOCK = "lock"  # the file in a folder that its owner has locked
+LONGEST = 255  # bytes of a file name
+UNREADABLE = (SafetensorError, AttributeError, KeyError, RuntimeError)  # of tensors: damage, or a type unknown to torch
 NO_SPACE = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG") if hasattr(errno, name)}
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file: temporary file in the same folder, fsync, rename. A failure leaves the old file."""
-    temporary = ""
+    temporary = path.parent / shortened(f".{path.name}", f".{secrets.token_hex(8)}")
     try:
         with writing(path, "the old file is unchanged"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-            with os.fdopen(handle, "wb") as file:
+            with open(temporary, "xb") as file:  # with the rights that the umask leaves
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
-            replace_file(Path(temporary), path)
+            replace_file(temporary, path)
     finally:
         with contextlib.suppress(OSError):  # already renamed
             os.unlink(temporary)
@@ -49,6 +50,22 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def shortened(name: str, suffix: str) -> str:
+    """The name and an ASCII suffix; a digest replaces the end of the name if both are too long for a file."""
+    content, room = os.fsencode(name), LONGEST - len(suffix)
+    if len(content) <= room:
+        return name + suffix
+    cut = hashlib.blake2b(content, digest_size=8).hexdigest()
+    return f"{content[: room - len(cut)].decode(errors='ignore')}{cut}{suffix}"
+
+
+def read_file(path: Path) -> bytes:
+    """The bytes of a file; a device or a pipe, whose end may never come, is an OSError."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "it is not a file", str(path))
+    return path.read_bytes()
 
 
 def replace_file(source: Path, target: Path) -> None:
@@ -90,7 +107,7 @@ def load_tensors(path: Path, *, kind: str, schema: int) -> tuple[dict[str, Tenso
             card = check_card(path, text, kind, schema)
             # copies, because Windows cannot replace a mapped file
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+    except (*UNREADABLE, OSError) as error:
         raise ModelFileError(f"{path} is not a readable firm file ({error}); copy it again from its source") from error
     if metadata.get("digest") != digest(tensors, text):
         raise ModelFileError(f"{path} was damaged or edited after it was written; copy it again from its source")
@@ -102,7 +119,7 @@ def check_card(path: Path, text: str, kind: str, schema: int) -> Card:
     try:
         card: Card = json.loads(text)
         written, version = card["kind"], int(card["schema"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ModelFileError(f"{path} has no firm card; it was not written by firm") from error
     if written != kind:
         raise ModelFileError(f"{path} is a firm {written}, not a {kind}")

@@ -163,9 +163,12 @@ def load_checkpoint(path: Path, state: State, digest: str) -> None:
 
 
 def _parsed(path: Path) -> Iterator[dict[str, Any]]:
-    """The complete lines of a history; the last one may have been cut off."""
-    for line in path.read_text("utf-8").splitlines():
+    """The complete lines of a history; the last one may have been cut off, and foreign ones are dropped."""
+    for text in path.read_text("utf-8", errors="replace").splitlines():
         try:
-            yield json.loads(line)
-        except ValueError:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
             return
+        match line:
+            case {"step": int()} if isinstance(line.get("seconds", 0.0), int | float):
+                yield line
