@@ -50,9 +50,9 @@ EXACT: Distance = partial(torch.cdist, compute_mode="donot_use_mm_for_euclid_dis
 FAST: Distance = partial(torch.cdist, compute_mode="use_mm_for_euclid_dist")
 
 
-def thumbnails(images: UInt8[Tensor, "n c h w"]) -> UInt8[Tensor, "n s s"]:
-    """Small grey versions that a detector keeps of its training images."""
-    return resize(images, THUMBNAIL_SIDE).float().mean(1).round().to(torch.uint8)
+def thumbnails(images: UInt8[Tensor, "n c h w"], side: int = THUMBNAIL_SIDE) -> UInt8[Tensor, "n {side} {side}"]:
+    """Small grey versions, by default those that a detector keeps of its training images."""
+    return resize(images, side).float().mean(1).round().to(torch.uint8)
 
 
 def grey_thumbnails(images: UInt8[Tensor, "n c h w"]) -> Float[Tensor, "n s"]:
