@@ -12,15 +12,14 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from firm.data.duplicates import group_by_part, thumbnails
+from firm.data.duplicates import ALIGNMENT_SIDE, group_by_part, thumbnails
 from firm.decision.calibration import FAIL, PASS, REVIEW
 from firm.decision.drift import Drift, LightDrift, drift, light_drift, one_of_each
 from firm.decision.verdict import Verdict
 from firm.detector.detector import Detector, Examined
 from firm.errors import ImageError
 
-COMPARED = 2000  # images that are grouped by part
-SIDE = 96  # px of the grey copies that are kept for it: 18 MB in all
+COMPARED = 2000  # images that are grouped by part: 33 MB
 
 Pixels = npt.NDArray[np.uint8]
 Result = TypeVar("Result", Drift, LightDrift)
@@ -46,8 +45,10 @@ class Inspection:
     left_out: list[tuple[str, str]] = field(default_factory=list)  # file, reason
     notes: list[str] = field(default_factory=list)  # warnings about the whole batch, complete after the last image
     on_image: Callable[[int], None] | None = None
-    # one array: kept between the buffers of the images, small ones would keep the heap from being used again
-    _small: UInt8[Tensor, "n s s"] = field(default_factory=lambda: torch.empty(COMPARED, SIDE, SIDE, dtype=torch.uint8))
+    # one array: small ones between the buffers of the images would keep the heap from being used again
+    _small: UInt8[Tensor, "n s s"] = field(
+        default_factory=lambda: torch.empty(COMPARED, ALIGNMENT_SIDE, ALIGNMENT_SIDE, dtype=torch.uint8)
+    )
     _brightness: list[float] = field(default_factory=list)
     _parts: Int[Tensor, " n"] = field(default_factory=lambda: torch.empty(0, dtype=torch.long))  # computed once
 
@@ -77,7 +78,7 @@ class Inspection:
         self.verdicts.append(examined.verdict)
         self._brightness.append(examined.light)
         if len(self.verdicts) <= len(self._small):
-            self._small[len(self.verdicts) - 1] = thumbnails(examined.pixels, SIDE)[0]
+            self._small[len(self.verdicts) - 1] = thumbnails(examined.pixels, ALIGNMENT_SIDE)[0]
         nearest = most_similar(self.detector, examined) if explain else None
         heat = None if examined.heat is None else examined.heat.numpy()
         return InspectedImage(examined.verdict, examined.picture, heat, nearest)
