@@ -88,6 +88,34 @@ def kde(query, bank, scale=10.0):
     return -math.log(math.fsum(kernels)) / gamma
 
 
+def largest_products(keys, cells, queries, shape, radius, k, owners=None):
+    """The k largest products of each query (cell by cell, then image by image) with the keys around its cell.
+
+    A window grows from the radius until it has k keys, with owners (of images, of keys) whichever owner is left out.
+    """
+    columns, known = shape[1], range(len(keys))
+    image_owner, key_owner = owners or ([None] * len(queries[0]), list(known))
+
+    def apart(a, b):
+        return max(abs(a // columns - b // columns), abs(a % columns - b % columns))
+
+    def enough(found):
+        left_out = [[i for i in found if key_owner[i] != one] for one in set(key_owner)] if owners else [found]
+        return min(map(len, left_out)) >= k
+
+    result = []
+    for cell, images in enumerate(queries):
+        reach = radius if radius >= 0 else max(shape)
+        while not enough(found := [i for i in known if apart(cell, cells[i]) <= reach]):
+            reach += 1
+        result.append([])
+        for query, owner in zip(images, image_owner, strict=True):
+            others = [keys[i] for i in found if key_owner[i] != owner]
+            products = [math.fsum(a * b for a, b in zip(key, query, strict=True)) for key in others]
+            result[-1].append(sorted(products, reverse=True)[:k])
+    return result
+
+
 def auroc(scores, anomalous):
     """Pairs in which the anomaly scores above the normal image, ties half, over all pairs."""
     bad = [s for s, a in zip(scores, anomalous, strict=True) if a]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import json
 import os
 import re
@@ -16,16 +17,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from commands import run
 from firm.data.folder import read_files
 from firm.decision.calibration import TargetRates, beside, write_calibration
+from firm.detector import detector as detector_module
+from firm.detector import inspection
 from firm.detector.detector import Detector
 from firm.detector.inspection import Inspection
 from firm.drawn.render import write_folder
+from firm.images import preprocess
+from firm.images.decode import Source, decode
 from firm.recipes.presets import INSPECT, PARTS
 from firm.recipes.recipe import change
+from firm.types import Depth
 
 SIDE = 48
 CHEAP = change(
@@ -106,6 +113,49 @@ def test_the_good_part_has_the_shape_of_the_picture_and_is_found_only_to_explain
     assert explained.nearest is not None
     assert explained.nearest.shape == explained.picture.shape
     assert next(batch([file], explain=False)).nearest is None
+
+
+def test_a_picture_is_decoded_once(model: Path, plates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded = []
+
+    def counted(source: Source, depth: Depth) -> object:
+        decoded.append(source)
+        return decode(source, depth)
+
+    monkeypatch.setattr(detector_module, "decode", counted)
+    monkeypatch.setattr(preprocess, "decode", counted)
+    files = sorted((plates / "test" / "good").iterdir())
+    assert len(list(Inspection(Detector.load(model))(files))) == len(files)
+    assert decoded == files
+
+
+def test_what_is_kept_of_an_image_is_no_tensor(model: Path, plates: Path) -> None:
+    """Small tensors between the large ones of each image would keep freed memory from being used again."""
+
+    def tensors() -> int:
+        gc.collect()
+        return sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects())
+
+    batch = Inspection(Detector.load(model))
+    inspected = batch(sorted((plates / "test" / "good").iterdir()))
+    alive = [tensors() for image in inspected if image]
+    assert len(alive) == 12
+    assert alive[-1] <= alive[1]  # the first image makes what is made once
+
+
+def test_a_batch_too_long_to_be_compared_is_not_grouped(
+    model: Path, plates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspection, "COMPARED", 11)
+    files = sorted((plates / "test" / "good").iterdir())
+    found = {}
+    for count in (11, 12):
+        batch = Inspection(Detector.load(model))
+        list(batch(files[:count]))
+        found[count] = batch.drift()
+    assert found[11] is not None
+    assert found[12] is not None
+    assert (found[11].images, found[12].images) == (11, 12)
 
 
 def test_exit_codes_tell_the_worst(mine: Path, plates: Path, tmp_path: Path) -> None:

@@ -236,6 +236,32 @@ def test_the_map_of_a_large_image_is_the_only_large_thing():
     torch.testing.assert_close(heat[:, :460, :460], corner[:, :460, :460], atol=1e-5, rtol=1e-5)
 
 
+class Calls(TorchDispatchMode):
+    """Counts what is computed."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_what_depends_on_the_size_alone_is_computed_once():
+    grid, values, masks = Grid(sigma=3.5), scores(1, 15, 15), torch.ones(1, 256, 256, dtype=torch.bool)
+    counts, maps, shares = [], [], []
+    for _ in range(2):
+        with Calls() as calls:
+            maps.append(grid.maps(values, 256, 256))
+            shares.append(grid.parts(masks))
+        counts.append(calls.count)
+    assert counts[1] < 40 < counts[0]
+    assert torch.equal(*maps)
+    assert torch.equal(*shares)
+    blurred = Grid(sigma=9.0).maps(values, 256, 256)  # by other settings, another map
+    assert not torch.equal(blurred, maps[0])
+    assert grid.maps(values.double(), 256, 256).dtype == torch.float64
+
+
 # --- settings ---
 
 

@@ -26,6 +26,7 @@ from firm.types import OneClass
 
 THUMBNAIL_SIDE = 16  # px
 BLOCK = 1024  # thumbnails compared at once: the distances of all pairs may not fit in memory
+FLOATS = 64  # images that are floats at once
 NEIGHBOURS = 20  # surely not all of one part: the last is as far as different parts are (of few images: half)
 
 KNOWN = 0.25  # of the usual distance between neighbours: a re-encoded copy is nearer, another image is not
@@ -50,14 +51,14 @@ EXACT: Distance = partial(torch.cdist, compute_mode="donot_use_mm_for_euclid_dis
 FAST: Distance = partial(torch.cdist, compute_mode="use_mm_for_euclid_dist")
 
 
-def thumbnails(images: UInt8[Tensor, "n c h w"]) -> UInt8[Tensor, "n s s"]:
-    """Small grey versions that a detector keeps of its training images."""
-    return resize(images, THUMBNAIL_SIDE).float().mean(1).round().to(torch.uint8)
+def thumbnails(images: UInt8[Tensor, "n c h w"], side: int = THUMBNAIL_SIDE) -> UInt8[Tensor, "n {side} {side}"]:
+    """Small grey versions, by default those that a detector keeps of its training images."""
+    return resize(images, side).float().mean(1).round().to(torch.uint8)
 
 
 def grey_thumbnails(images: UInt8[Tensor, "n c h w"]) -> Float[Tensor, "n s"]:
     """Small grey versions, not rounded: flat textures differ by less than a grey level."""
-    blocks = (block.float().mean(1, keepdim=True) for block in images.split(BLOCK))
+    blocks = (block.float().mean(1, keepdim=True) for block in images.split(FLOATS))
     return torch.cat([F.adaptive_avg_pool2d(block, THUMBNAIL_SIDE).flatten(1) for block in blocks])
 
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ class Calibration:
             raise ModelFileError("a threshold is not finite, so nothing can be decided; calibrate again on good images")
         _check_order(self.review, self.fail)
 
-    @property
+    @cached_property
     def id(self) -> str:
         """A digest of all its values, including the model."""
         return hashlib.sha256(json.dumps([SCHEMA, asdict(self)], sort_keys=True).encode()).hexdigest()[:16]

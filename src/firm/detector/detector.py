@@ -26,7 +26,7 @@ from firm.detector.prepare import MEMORY
 from firm.detector.remember import Fitted, measure
 from firm.errors import DataError, ModelFileError, named
 from firm.images.decode import Source, decode
-from firm.images.preprocess import Preprocessing, brightness
+from firm.images.preprocess import Preprocessing, brightness, resize, to_tensor
 from firm.recipes.recipe import Recipe, to_json
 from firm.runtime.listener import SILENT, Listener
 from firm.scoring.models import Examination, Located
@@ -41,6 +41,7 @@ class Examined:
 
     verdict: Verdict
     picture: UInt8[Any, "h w 3"]
+    pixels: UInt8[Tensor, "1 3 s s"]  # the picture as the model reads it
     light: float  # mean grey level, 0 to 1
     heat: Float[Tensor, "r c"] | None  # None without maps
     examination: Examination
@@ -160,8 +161,8 @@ class Detector(Fitted):
 
     def examine(self, source: Source, *, name: str = "") -> Examined:
         """Like `inspect`, with everything that explains the verdict."""
-        picture = decode(source, self.preprocessing.depth)
-        pixels, by = self.preprocessing.read(picture), self.decides
+        picture, by = decode(source, self.preprocessing.depth), self.decides
+        pixels = resize(to_tensor(picture), self.preprocessing.file_side)
         examination = self.model.examine(pixels)
         score, heat = float(examination.scores), examination.maps[0] if self.model.has_maps else None
         regions: tuple[Region, ...] = ()
@@ -169,7 +170,8 @@ class Detector(Fitted):
             regions = regions_of(heat, by.pixel, *picture.shape[:2])
         name = name or (str(source) if isinstance(source, Path | str) else "image")
         verdict = Verdict(name, score, by.verdict(score), regions, self.id, by.id, by.review, by.fail)
-        return Examined(verdict, picture, float(brightness(pixels, self.model.ignored)), heat, examination)
+        light = float(brightness(pixels, self.model.ignored))
+        return Examined(verdict, picture, pixels, light, heat, examination)
 
     def calibrate(
         self,

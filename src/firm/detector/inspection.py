@@ -12,15 +12,14 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from firm.data.duplicates import ALIGNMENT_SIDE, group_by_part
+from firm.data.duplicates import ALIGNMENT_SIDE, group_by_part, thumbnails
 from firm.decision.calibration import FAIL, PASS, REVIEW
 from firm.decision.drift import Drift, LightDrift, drift, light_drift, one_of_each
 from firm.decision.verdict import Verdict
 from firm.detector.detector import Detector, Examined
 from firm.errors import ImageError
-from firm.images.preprocess import resize
 
-COMPARED = 2000  # images that are grouped by part: about 100 MB
+COMPARED = 2000  # images that are grouped by part: 33 MB
 
 Pixels = npt.NDArray[np.uint8]
 Result = TypeVar("Result", Drift, LightDrift)
@@ -38,7 +37,7 @@ class InspectedImage:
 
 @dataclass
 class Inspection:
-    """The state of a batch: verdicts and small copies, never a full picture."""
+    """The state of a batch: verdicts and small grey copies, never a full picture."""
 
     detector: Detector
     strict: bool = False  # stop at the first unusable file
@@ -46,7 +45,10 @@ class Inspection:
     left_out: list[tuple[str, str]] = field(default_factory=list)  # file, reason
     notes: list[str] = field(default_factory=list)  # warnings about the whole batch, complete after the last image
     on_image: Callable[[int], None] | None = None
-    _small: list[Tensor] = field(default_factory=list)
+    # one array: small ones between the buffers of the images would keep the heap from being used again
+    _small: UInt8[Tensor, "n s s"] = field(
+        default_factory=lambda: torch.empty(COMPARED, ALIGNMENT_SIDE, ALIGNMENT_SIDE, dtype=torch.uint8)
+    )
     _brightness: list[float] = field(default_factory=list)
     _parts: Int[Tensor, " n"] = field(default_factory=lambda: torch.empty(0, dtype=torch.long))  # computed once
 
@@ -75,8 +77,8 @@ class Inspection:
             return None
         self.verdicts.append(examined.verdict)
         self._brightness.append(examined.light)
-        if len(self._small) < COMPARED:
-            self._small.append(resize(self.detector.preprocessing.read(examined.picture), ALIGNMENT_SIDE))
+        if len(self.verdicts) <= len(self._small):
+            self._small[len(self.verdicts) - 1] = thumbnails(examined.pixels, ALIGNMENT_SIDE)[0]
         nearest = most_similar(self.detector, examined) if explain else None
         heat = None if examined.heat is None else examined.heat.numpy()
         return InspectedImage(examined.verdict, examined.picture, heat, nearest)
@@ -100,7 +102,7 @@ class Inspection:
         batch, reference = (torch.tensor(each, dtype=torch.float64) for each in (values, good))
         if len(batch) <= len(self._small):
             if len(self._parts) < len(batch):
-                self._parts = group_by_part("inspected", torch.cat(self._small))
+                self._parts = group_by_part("inspected", self._small[: len(batch), None])
             batch = one_of_each(batch, self._parts)
         return test(batch, reference, parts=torch.tensor(self.detector.decides.shown), images=len(self.verdicts))
 

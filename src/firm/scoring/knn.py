@@ -2,19 +2,19 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from firm.errors import SettingError
 
 CHUNK = 2**22  # similarities held at once: 16 MB; fewer cost speed in the product, more in the top k
 BLOCK, KEYS = 1024, 512  # queries and keys of one matrix product of `largest_products`: 2 MB of products
-
-SearchStep = tuple[slice, Tensor | None]  # rows of keys, and the cells whose queries are compared with them; None: all
 
 
 def unit(embeddings: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
@@ -39,23 +39,55 @@ def nearest(queries: Float[Tensor, "n d"], bank: Float[Tensor, "m d"], k: int) -
     return torch.cat(parts)
 
 
+@dataclass(frozen=True)
+class SearchStep:
+    """Blocks of equally many keys, and the cells whose queries are compared with each of them: equal products."""
+
+    starts: list[int]  # the first row of each block
+    length: int
+    near: Int[Tensor, "blocks w"]  # padded with cell 0
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """Every key once, in the steps."""
+
+    steps: list[SearchStep]
+    found: Int[Tensor, "cells v"]  # where in `near` of all steps each cell is, padded with the number of all places
+
+    @property
+    def width(self) -> int:
+        """The most cells that are compared with one block."""
+        return max(step.near.shape[1] for step in self.steps)
+
+
 def search_plan(
     cell: Int[Tensor, " m"], shape: tuple[int, int], radius: int, k: int, owner: Int[Tensor, " m"] | None = None
-) -> list[SearchStep]:
-    """Every key once: in blocks for all cells (radius -1), or cell by cell for the cells around it.
+) -> SearchPlan | None:
+    """Which keys each cell is compared with: those of the cells around it, or all (radius -1: None).
 
     `cell` is the grid cell of each key, row-major and ascending; `radius`, `k` and `owner` as in `search_radii`.
     """
     if radius < 0:
-        return [(rows, None) for rows in _blocks(0, len(cell))]
-    ends = cell.bincount(minlength=math.prod(shape)).cumsum(0).tolist()
+        return None
+    count = math.prod(shape)
+    ends = cell.bincount(minlength=count).cumsum(0).tolist()
     radii = search_radii(cell, shape, radius, k, owner).numpy()
     row, column = np.indices(shape)
-    steps: list[SearchStep] = []
+    alike: dict[int, list[tuple[int, Tensor]]] = {}  # by the number of keys
     for (at_row, at_column), begin, end in zip(np.ndindex(shape), [0, *ends], ends, strict=False):
-        near = np.maximum(abs(row - at_row), abs(column - at_column)) <= radii
-        steps += [(rows, torch.from_numpy(np.flatnonzero(near))) for rows in _blocks(begin, end)]
-    return steps
+        near = torch.from_numpy(np.flatnonzero(np.maximum(abs(row - at_row), abs(column - at_column)) <= radii))
+        for rows in _blocks(begin, end):
+            alike.setdefault(rows.stop - rows.start, []).append((rows.start, near))
+    padded = [pad_sequence([near for _, near in blocks], True, -1) for blocks in alike.values()]
+    places = torch.cat([near.flatten() for near in padded])
+    found = places.argsort(stable=True)[int((places < 0).sum()) :]
+    each = places.clamp(min=-1).add(1).bincount(minlength=count + 1)[1:].tolist()
+    steps = [
+        SearchStep([start for start, _ in blocks], length, near.clamp(min=0))
+        for (length, blocks), near in zip(alike.items(), padded, strict=True)
+    ]
+    return SearchPlan(steps, pad_sequence(found.split(each), True, len(places)))
 
 
 def search_radii(
@@ -83,7 +115,7 @@ def search_radii(
 @torch.no_grad()
 def largest_products(
     keys: Float[Tensor, "m e"],
-    plan: list[SearchStep],
+    plan: SearchPlan | None,
     queries: Float[Tensor, "cells n e"],
     k: int,
     owners: tuple[Int[Tensor, " n"], Int[Tensor, " m"]] | None = None,
@@ -93,30 +125,70 @@ def largest_products(
     With `owners` (of the images, of the keys) an image is compared only with keys of other owners. Queries are ordered
     by cell, so that what a key is compared with is gathered in few, long pieces.
     """
+    if plan is None:
+        return _of_all(keys, queries, k, owners)
+    (cells, images, dim), at = queries.shape, 0
+    places = sum(step.near.numel() for step in plan.steps)
+    table = queries.new_full((places + 1, images, k), -math.inf)
+    for step in plan.steps:
+        asked_each = step.near.shape[1] * images
+        at_once = max(1, BLOCK * KEYS // (asked_each * max(step.length, dim)))
+        near = step.near.to(queries.device)
+        buffer = queries.new_empty(min(at_once, len(near)), asked_each, step.length)
+        for begin in range(0, len(near), at_once):
+            part, starts = near[begin : begin + at_once], step.starts[begin : begin + at_once]
+            # whole cells at a time: indexing would copy number by number
+            asked = queries.index_select(0, part.flatten()).view(len(part), asked_each, dim)
+            products = torch.bmm(asked, _rows(keys, starts, step.length).mT, out=buffer[: len(part)])
+            products = products.view(*part.shape, images, step.length)
+            if owners is not None:
+                own = owners[0][:, None] == _rows(owners[1], starts, step.length)[:, None]
+                block, image, key = own.nonzero().T
+                products[block, :, image, key] = -math.inf  # few: a mask would be as large as the products
+            largest = _largest(products.flatten(0, 1), k)
+            table[at : at + len(largest), :, : largest.shape[2]] = largest
+            at += len(largest)
+    found = table.index_select(0, plan.found.flatten().to(table.device)).unflatten(0, (cells, -1))
+    return found.amax(1) if k == 1 else found.transpose(1, 2).flatten(2).topk(k, dim=2).values
+
+
+def _of_all(
+    keys: Float[Tensor, "m e"],
+    queries: Float[Tensor, "cells n e"],
+    k: int,
+    owners: tuple[Int[Tensor, " n"], Int[Tensor, " m"]] | None,
+) -> Float[Tensor, "cells n k"]:
+    """`largest_products` with every key, a block of keys and of queries at a time."""
     cells, images = queries.shape[:2]
     best = queries.new_full((cells, images, k), -math.inf)
     at_once = max(1, BLOCK // max(1, images))
     buffer = queries.new_empty(min(at_once, cells) * images * KEYS)  # allocating it every time is a tenth slower
-    for rows, near in plan:
-        key_block = keys[rows].T
+    for rows in _blocks(0, len(keys)):
         own = None if owners is None else (owners[0][:, None] == owners[1][rows]).nonzero().T
-        runs = [slice(at, at + at_once) for at in range(0, cells, at_once)]
-        for part in runs if near is None else near.to(queries.device).split(at_once):
-            # whole cells at a time: indexing would copy number by number
-            asked = (queries[part] if isinstance(part, slice) else queries.index_select(0, part)).flatten(0, 1)
+        for begin in range(0, cells, at_once):
+            part = slice(begin, begin + at_once)
+            asked, key_block = queries[part].flatten(0, 1), keys[rows].T
             products = buffer[: len(asked) * key_block.shape[1]].view(len(asked), -1)
             products = torch.mm(asked, key_block, out=products).unflatten(0, (-1, images))
             if own is not None:
-                products[:, own[0], own[1]] = -math.inf  # few: a mask would be as large as the products
-            best[part] = _merged(best[part], products, k)
+                products[:, own[0], own[1]] = -math.inf
+            best[part] = _largest(torch.cat([best[part], _largest(products, k)], dim=2), k)
     return best
 
 
-def _merged(best: Float[Tensor, "c n k"], products: Float[Tensor, "c n m"], k: int) -> Float[Tensor, "c n k"]:
-    if k == 1:  # one maximum is cheaper than a top 1
-        return torch.maximum(best, products.amax(2, keepdim=True))
-    largest = products.topk(min(k, products.shape[2]), dim=2).values
-    return torch.cat([best, largest], dim=2).topk(k, dim=2).values
+def _largest(products: Float[Tensor, "c n m"], k: int) -> Float[Tensor, "c n j"]:
+    """The k largest, or all if there are fewer; one maximum is cheaper than a top 1."""
+    return products.amax(2, keepdim=True) if k == 1 else products.topk(min(k, products.shape[2]), dim=2).values
+
+
+def _rows(values: Shaped[Tensor, "m *e"], starts: list[int], length: int) -> Shaped[Tensor, "blocks {length} *e"]:
+    """So many rows from each start on: a view where the starts are equally far apart, else a copy."""
+    gap = starts[1] - starts[0] if len(starts) > 1 else length
+    if starts == list(range(starts[0], starts[0] + gap * len(starts), gap)):
+        sides, strides = values.shape[1:], values.stride()
+        return values[starts[0] :].as_strided((len(starts), length, *sides), (gap * strides[0], *strides))
+    rows = torch.tensor(starts, device=values.device)[:, None] + torch.arange(length, device=values.device)
+    return values.index_select(0, rows.flatten()).unflatten(0, rows.shape)
 
 
 def _blocks(begin: int, end: int) -> Iterator[slice]:

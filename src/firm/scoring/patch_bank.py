@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from firm.errors import DataError, ModelFileError, SettingError
 from firm.scoring.coreset import SAMPLERS
-from firm.scoring.knn import BLOCK, SearchStep, largest_products, search_plan, search_radii, unit
+from firm.scoring.knn import BLOCK, SearchPlan, largest_products, search_plan, search_radii, unit
 
 QUERIES = 16384  # patches searched for in one pass over the bank
 IMAGES = 16  # whose patches are added to a prototype at once
@@ -144,7 +144,7 @@ class Bank(PatchReference):
         return self.vectors.shape[1] - (self.memory.metric == "l2")
 
     @cached_property
-    def search_plan(self) -> list[SearchStep]:
+    def search_plan(self) -> SearchPlan | None:
         """Which patches each cell is compared with: computed once."""
         return search_plan(self.cell.cpu(), self.shape, self.memory.neighbourhood, self.memory.k)
 
@@ -212,12 +212,12 @@ class Bank(PatchReference):
         return products.masked_fill(torch.maximum(down, across) > radius[:, None], -math.inf)
 
     def _search(
-        self, features: PatchFeatures, plan: list[SearchStep], owners: tuple[Tensor, Tensor] | None = None
+        self, features: PatchFeatures, plan: SearchPlan | None, owners: tuple[Tensor, Tensor] | None = None
     ) -> Cells:
         """A few images at a time; with owners (of images, of keys) an image is compared only with keys of others."""
         memory, n = self.memory, len(features)
         result = self.vectors.new_empty(n, *self.shape)
-        images = min(BLOCK, max(1, QUERIES // math.prod(self.shape)))
+        images = max(1, min(BLOCK // (1 if plan is None else plan.width), QUERIES // math.prod(self.shape)))
         for begin in range(0, n, images):
             part = slice(begin, begin + images)
             by_cell = features[part].flatten(1, 2).transpose(0, 1)

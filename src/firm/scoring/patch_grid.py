@@ -6,6 +6,7 @@ Interpolation and smoothing are linear and separable, so a map is two matrix pro
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from jaxtyping import Bool, Float, Shaped
@@ -17,6 +18,7 @@ from firm.types import Tiling
 
 REGISTERS = ("centred", "resize")
 MASKS = 16  # counted at once
+SIZES = 8  # sides of images whose matrices are kept: they cost more than a map
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +95,8 @@ class Grid:
 
     def parts(self, masks: Bool[Tensor, "n h w"]) -> Float[Tensor, "n r c"]:
         """How much of every tile is marked, exactly; a few masks at a time, because pixels are counted as floats."""
-        within = []  # 1 where a pixel of a side lies in a tile
-        for starts, length in zip(self.places(*masks.shape[-2:]), masks.shape[-2:], strict=True):
-            after = torch.arange(length) - torch.tensor(starts)[:, None]
-            within.append(((after >= 0) & (after < self.size)).float().to(masks.device))
-        down, across = within
+        sides = zip(self.places(*masks.shape[-2:]), masks.shape[-2:], strict=True)
+        down, across = (_inside(tuple(starts), self.size, length).to(masks.device) for starts, length in sides)
         return torch.cat([down @ part.float() @ across.T / self.size**2 for part in masks.split(MASKS)])
 
     def surrounding(self, scores: Float[Tensor, "n r c"]) -> Float[Tensor, "n r c"]:
@@ -117,20 +116,32 @@ class Grid:
         if tuple(grid.shape[1:]) != self.shape(height, width):
             wrong = f"a grid of {tuple(grid.shape[1:])} tiles is not that of an image of {height} x {width} px"
             raise SettingError(f"{wrong}, {self.shape(height, width)}; give the size at which the tiles were cut")
-        down, across = (self._weights(length).to(grid.dtype).to(grid.device) for length in (height, width))
+        sides = ((tuple(self.nodes(length)), length) for length in (height, width))
+        down, across = (_weights(*side, self.kernel, self.sigma, grid.dtype).to(grid.device) for side in sides)
         return down @ grid @ across.T
 
     def _starts(self, length: int) -> list[int]:
         starts = list(range(0, length - self.size + 1, self.stride))
         return starts if starts[-1] == length - self.size else [*starts, length - self.size]
 
-    def _weights(self, length: int) -> Float[Tensor, "{length} tiles"]:
-        """The weight of each tile's score in every pixel of a side; the weights of a pixel sum to one."""
-        weights = _interpolated(torch.tensor(self.nodes(length), dtype=torch.float64), length)
-        return _smoothed(weights, self.kernel, self.sigma) if self.sigma else weights
-
 
 TILINGS: dict[str, Tiling] = {"whole": Whole(), "grid": Grid()}
+
+
+@lru_cache(maxsize=SIZES)
+def _inside(starts: tuple[int, ...], size: int, length: int) -> Float[Tensor, "tiles {length}"]:
+    """1 where a pixel of a side lies in a tile."""
+    after = torch.arange(length) - torch.tensor(starts)[:, None]
+    return ((after >= 0) & (after < size)).float()
+
+
+@lru_cache(maxsize=SIZES)
+def _weights(
+    nodes: tuple[float, ...], length: int, kernel: int, sigma: float, dtype: torch.dtype
+) -> Float[Tensor, "{length} tiles"]:
+    """The weight of each tile's score in every pixel of a side; the weights of a pixel sum to one."""
+    weights = _interpolated(torch.tensor(nodes, dtype=torch.float64), length)
+    return (_smoothed(weights, kernel, sigma) if sigma else weights).to(dtype)
 
 
 def _interpolated(nodes: Float[Tensor, " tiles"], length: int) -> Float[Tensor, "{length} tiles"]:
