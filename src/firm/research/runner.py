@@ -33,7 +33,7 @@ from firm.runtime.listener import SILENT, Listener
 Plan = Sequence[Experiment]
 MISSING = (DataError, ImageError, ModelFileError)  # without which one run cannot be made, but others can
 DECIDING = (
-    "types.py", "runtime/random.py", "images", "drawn", "data", "outliers", "views", "networks", "training", "scoring",
+    "types.py", "runtime/random.py", "runtime/feature_cache.py", "images", "drawn", "data", "outliers", "views", "networks", "training", "scoring",
     "metrics", "decision", "recipes", "detector", "research/protocols.py",
 )  # fmt: skip
 
