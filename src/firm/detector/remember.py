@@ -115,17 +115,9 @@ def fit_model(
     grey = is_grey(resize(prepared.data.train, preprocessing.size))
     extractor = extractor_of(network, preprocessing, recipe.grid, recipe.features, recipe.pretrained, grey=grey)
     count = len(aligned.images[:first])
-    return PatchModel.fit(
-        extractor,
-        preprocessing,
-        recipe.conditioning,
-        recipe.memory,
-        aligned[:count],
-        seed=seed,
-        parts=prepared.parts[:count],
-        cells=prepared.cells,
-        typical=prepared.typical,
-    )
+    how, known = (preprocessing, recipe.conditioning, recipe.memory), {"typical": prepared.typical}
+    known |= {"parts": prepared.parts[:count], "cells": prepared.cells}
+    return PatchModel.fit(extractor, *how, aligned[:count], seed=seed, **known)
 
 
 class Measured(NamedTuple):

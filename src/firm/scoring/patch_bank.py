@@ -96,7 +96,7 @@ class PatchReference(nn.Module):
         self.memory = memory
         for name in self.TENSORS:
             self.register_buffer(name, tensors[name])
-        self.register_load_state_dict_post_hook(_plan_again)
+        self.register_load_state_dict_post_hook(_plan_again)  # type: ignore[no-untyped-call]
 
     @property
     def shape(self) -> tuple[int, int]:
