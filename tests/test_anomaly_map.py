@@ -18,8 +18,8 @@ from firm.images.alignment import Conditioned, Conditioning
 from firm.images.foreground import Rule
 from firm.images.preprocess import Preprocessing
 from firm.networks.heads import Encoder, Head, build
-from firm.scoring.models import BY_DIRECTION, PatchScorer, memory_for
-from firm.scoring.patch_bank import Memory
+from firm.scoring.models import PatchScorer
+from firm.scoring.patch_bank import BY_DIRECTION, Memory, memory_for
 from firm.scoring.patch_features import EncoderFeatures, extract
 from firm.scoring.patch_grid import TILINGS, Grid, Whole
 from firm.types import Statistics, Tiling

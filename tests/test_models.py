@@ -119,6 +119,49 @@ def test_all_it_knows_of_good_images_is_in_its_state(detector):
     assert model.to("cpu") is model
 
 
+def test_scores_follow_the_state(detector, tmp_path):
+    """Loading another state gives other scores, and loading the first one again gives the first ones to the bit."""
+    detector.save(tmp_path / "part.firm")
+    model = Detector.load(tmp_path / "part.firm").model
+    scores, state = model.score(NEW), {name: value.clone() for name, value in model.state_dict().items()}
+    remembered = [name for name in state if name.startswith("references_") or name.endswith((".vectors", ".mean"))]
+    model.load_state_dict(state | {name: 2 * state[name].flip(0) + 1 for name in remembered})
+    assert not torch.equal(model.score(NEW), scores)
+    model.load_state_dict(state)
+    assert torch.equal(model.score(NEW), scores)
+
+
+def test_a_model_is_a_module_to_call_and_all_scores_come_from_its_call(detector):
+    model = detector.model
+    aligned = model.align(NEW)
+    inputs = (aligned.images, aligned.foreground, aligned.hidden()) if model.has_maps else (aligned.images,)
+    outputs = model(*inputs)
+    scores = outputs.scores if model.has_maps else outputs
+    assert torch.equal(scores, model.score(NEW))
+    if model.has_maps:
+        assert torch.equal(model.scorer.maps(outputs.cells, aligned), model.locate(NEW).maps)
+    calls = []
+    handle = model.register_forward_hook(lambda *_: calls.append(1))
+    ways = (model.score, model.locate, model.examine, lambda images: model.score_aligned(model.align(images)))
+    for number, way in enumerate(ways, 1):
+        way(NEW)
+        assert len(calls) == number
+    handle.remove()
+
+
+def test_a_model_answers_for_itself_what_is_kept_and_compared(detector):
+    """No caller asks which model it has: one without maps keeps no pictures and has no baseline."""
+    model, aligned = detector.model, detector.model.align(GOOD)
+    assert len(model.pictures(GOOD, aligned)) == (len(GOOD) if model.has_maps else 0)
+    baseline = model.baseline(detector.recipe.memory, aligned, torch.arange(len(GOOD)), seed=0)
+    assert (baseline is None) == (not model.has_maps)
+    if baseline is not None:
+        assert baseline.scorer.kinds == ("pixels",)
+        assert baseline.baseline(detector.recipe.memory, aligned, torch.arange(len(GOOD)), seed=0) is None
+    assert model.describe().items() <= detector.origin.items()
+    assert bool(model.describe()) == model.has_maps
+
+
 def tensors_in(value: object, seen: set[int]) -> Iterator[Tensor]:
     """Every tensor that can be reached from a value."""
     if id(value) in seen:

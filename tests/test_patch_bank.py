@@ -239,6 +239,14 @@ def test_a_bank_survives_a_file(metric):
         Bank(bank.memory, {name: bank.state_dict()[name] for name in ("vectors", "mean", "deviation")})
 
 
+def test_a_bank_that_loads_another_state_searches_as_that_one():
+    first, other = (fitted(features(6, seed=seed), seed, neighbourhood=0, sampling_ratio=0.4) for seed in (0, 1))
+    queries = features(2, seed=5)
+    assert not torch.equal(first.score(queries), other.score(queries))  # both have planned their search
+    first.load_state_dict(other.state_dict())
+    assert torch.equal(first.score(queries), other.score(queries))
+
+
 def test_keep_is_the_share_of_patches_in_the_bank():
     assert fitted(features(5), sampling_ratio=0.3).vectors.shape[0] == Memory(sampling_ratio=0.3).kept(60) == 18
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 import contracts
 from firm.errors import DataError, ModelFileError, SettingError
-from firm.scoring.models import PatchScorer, remember
-from firm.scoring.patch_bank import Memory, Prototype, fit_prototype, statistics
+from firm.scoring.models import PatchScorer
+from firm.scoring.patch_bank import Memory, Prototype, fit_prototype, remember, statistics
 from firm.scoring.patch_grid import Grid
 
 PLAIN, STANDARD = Memory(), Memory(standardise=True)

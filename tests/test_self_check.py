@@ -23,7 +23,7 @@ from firm.recipes.presets import FAST
 from firm.recipes.presets import recipe as preset
 from firm.recipes.recipe import change
 from firm.report.evaluation import draw_progress
-from firm.scoring.models import PatchScorer
+from firm.scoring.models import PatchModel, PatchScorer
 from firm.scoring.patch_features import PIXELS, cell_pixels, pixel_features
 from firm.scoring.patch_grid import Grid
 from firm.training.runs import HISTORY
@@ -194,7 +194,7 @@ def test_features_that_do_not_beat_plain_pixels_are_warned_of():
 
 
 def test_a_fit_reports_its_check_and_its_card_holds_it(plates, monkeypatch):
-    monkeypatch.setattr(module.PatchModel, "score_aligned", perfect_pixels(module.PatchModel.score_aligned))
+    monkeypatch.setattr(PatchModel, "score_aligned", perfect_pixels(PatchModel.score_aligned))
     heard = Heard()
     detector = Detector.fit(plates, recipe=ENCODER, holdout=0.25, parts=torch.arange(40), listener=heard)
     metrics = detector.card()["origin"]["metrics"]
@@ -206,7 +206,7 @@ def test_a_fit_reports_its_check_and_its_card_holds_it(plates, monkeypatch):
 def perfect_pixels(score):
     """Plain pixels score the second half of the checked images highest, as if they were always right."""
 
-    def scored(model, aligned):
+    def scored(model, aligned, *_):
         if model.extractor.kinds == (PIXELS,):
             return torch.arange(len(aligned.images)).float()
         return score(model, aligned)

@@ -8,7 +8,7 @@ from firm.detector.prepare import Prepared, feature_sizes
 from firm.detector.self_check import INSPECTED, KNOWN, PROBES
 from firm.networks.backbone import Backbone
 from firm.recipes.recipe import Recipe
-from firm.scoring.models import BY_MEAN
+from firm.scoring.patch_bank import BY_MEAN
 from firm.scoring.patch_features import kinds_of
 from firm.training.loop import start, train
 

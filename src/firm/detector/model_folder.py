@@ -20,7 +20,7 @@ from firm.networks.heads import Network, arranged
 from firm.networks.weights import rebuild
 from firm.recipes.recipe import Recipe, from_json
 from firm.runtime.files import UNREADABLE, Card, check_card, digest, read_file, write_atomically
-from firm.scoring.models import ImageModel, PatchModel, under
+from firm.scoring.models import ImageModel, PatchModel, PatchScorer, under
 from firm.scoring.patch_features import extractor_of
 
 KIND, SCHEMA = "detector", 3
@@ -93,7 +93,9 @@ def _model(
     extractor = extractor_of(
         network, preprocessing, recipe.grid, recipe.features, recipe.pretrained, grey=origin["grey"]
     )
-    return PatchModel.from_tensors(tensors, extractor, preprocessing, recipe.conditioning, recipe.memory)
+    scorer = PatchScorer.from_tensors(under("scorer.", tensors), recipe.grid, recipe.memory, extractor.kinds)
+    masks = {"ignored": tensors.get("ignore_mask"), "typical": tensors.get("typical")}
+    return PatchModel(extractor, preprocessing, recipe.conditioning, scorer, **masks)
 
 
 def _network(recipe: Recipe, origin: dict[str, Any], tensors: dict[str, Tensor]) -> Network | Adapted:

@@ -21,7 +21,6 @@ from firm.detector.prepare import Prepared
 from firm.images.decode import decode
 from firm.images.preprocess import brightness, resize
 from firm.networks.adaptor import Adapted
-from firm.networks.backbone import architecture
 from firm.networks.heads import Network
 from firm.recipes.recipe import Recipe, sparse
 from firm.runtime.files import digest
@@ -96,16 +95,10 @@ def remember(
     recipe: Recipe, prepared: Prepared, network: Network | Adapted, origin: dict[str, Any], *, seed: int
 ) -> Fitted:
     """The fitted model, not calibrated; `recipe` may differ from the training's in what needs no training."""
-    images, aligned = prepared.data.train, prepared.aligned
+    images = prepared.data.train
     model = fit_model(recipe, prepared, network, seed=seed)
-    examples = NONE
-    if isinstance(model, PatchModel):
-        origin = origin | {"grey": model.extractor.grey}
-        if isinstance(network, Adapted):
-            origin |= {"backbone": architecture(network.backbone), "licence": network.backbone.facts.licence}
-        assert aligned is not None
-        examples = Examples.of(aligned.moved_alike(resize(images, model.preprocessing.size)).cpu())
-    return Fitted(recipe, model, origin, thumbnails(images), examples)
+    examples = Examples.of(model.pictures(images, prepared.aligned))
+    return Fitted(recipe, model, origin | model.describe(), thumbnails(images), examples)
 
 
 def fit_model(
@@ -122,17 +115,9 @@ def fit_model(
     grey = is_grey(resize(prepared.data.train, preprocessing.size))
     extractor = extractor_of(network, preprocessing, recipe.grid, recipe.features, recipe.pretrained, grey=grey)
     count = len(aligned.images[:first])
-    return PatchModel.fit(
-        extractor,
-        preprocessing,
-        recipe.conditioning,
-        recipe.memory,
-        aligned[:count],
-        seed=seed,
-        parts=prepared.parts[:count],
-        cells=prepared.cells,
-        typical=prepared.typical,
-    )
+    how, known = (preprocessing, recipe.conditioning, recipe.memory), {"typical": prepared.typical}
+    known |= {"parts": prepared.parts[:count], "cells": prepared.cells}
+    return PatchModel.fit(extractor, *how, aligned[:count], seed=seed, **known)
 
 
 class Measured(NamedTuple):

@@ -6,7 +6,7 @@ It compares trainings; it does not predict how many real defects are detected.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -21,8 +21,7 @@ from firm.metrics.image import auroc, auroc_interval
 from firm.outliers.registry import make_outliers, scene_of
 from firm.recipes.recipe import Recipe
 from firm.runtime.random import stream
-from firm.scoring.models import PatchModel
-from firm.scoring.patch_features import PIXELS
+from firm.scoring.models import Model
 from firm.training.loop import Progress
 from firm.training.runs import Run
 
@@ -41,8 +40,11 @@ class CheckImages:
 
     @classmethod
     def of(cls, recipe: Recipe, prepared: Prepared, held_out: UInt8[Tensor, "n c h w"], *, seed: int) -> CheckImages:
-        good, others = held_out[:INSPECTED], prepared.data.train[:KNOWN]
-        scene = scene_of(good, others, prepared.data.ignored, rule=recipe.conditioning.foreground)
+        good, others, known, masks = held_out[:INSPECTED], prepared.data.train[:KNOWN], prepared.aligned, None
+        if known is not None and known.frames is None and known.images.shape[2:] == others.shape[2:]:
+            masks = known.foreground[:KNOWN]
+        rule = recipe.conditioning.foreground
+        scene = scene_of(good, others, prepared.data.ignored, rule=rule, masks=(None, masks))
         copy = torch.arange(len(good)) % recipe.outliers.per_inlier
         bad = make_outliers(recipe.outliers, good, rng=stream(seed, "proof"), copy=copy, scene=scene).images
         return cls(torch.cat([good, bad]), torch.arange(2 * len(good)) >= len(good))
@@ -51,37 +53,21 @@ class CheckImages:
 def self_check(fitted: Fitted, prepared: Prepared, check: CheckImages, *, seed: int) -> dict[str, Any]:
     """AUROC on the synthetic defects with its interval, and of the pixel baseline, for the card."""
     model = fitted.model
-    if not isinstance(model, PatchModel):
-        return {}
     aligned = model.align(check.images)
     interval = auroc_interval(model.score_aligned(aligned), check.defective)
     metrics = {"synthetic_auroc": asdict(interval), "good_images": len(check.defective) // 2}
-    if model.extractor.kinds != (PIXELS,):
-        with suppress(FirmError):  # some memory settings cannot compare pixels
-            baseline = pixel_baseline(fitted.recipe, model, prepared, seed=seed)
+    with suppress(FirmError):  # some memory settings cannot compare pixels
+        if (baseline := pixel_baseline(fitted.recipe, model, prepared, seed=seed)) is not None:
             metrics["pixels_auroc"] = auroc(baseline.score_aligned(aligned), check.defective)
     return metrics
 
 
-def pixel_baseline(recipe: Recipe, model: PatchModel, prepared: Prepared, *, seed: int) -> PatchModel:
-    """The same model on plain pixels."""
-    extractor = replace(model.extractor, kinds=(PIXELS,))
-    if PIXELS in model.scorer.kinds:
-        masks = {"ignored": model.ignored, "typical": model.typical}
-        return PatchModel(extractor, model.preprocessing, model.conditioning, model.scorer.of((PIXELS,)), **masks)
-    assert prepared.aligned is not None
+def pixel_baseline(recipe: Recipe, model: Model, prepared: Prepared, *, seed: int) -> Model | None:
+    """The same model on the plain pixels of evenly spaced good images; None where there is no other."""
     count = len(prepared.parts)
     chosen = torch.arange(min(BASELINE, count)) * count // min(BASELINE, count)
-    return PatchModel.fit(
-        extractor,
-        model.preprocessing,
-        model.conditioning,
-        recipe.memory,
-        prepared.aligned[chosen],
-        seed=seed,
-        parts=prepared.parts[chosen],
-        typical=model.typical,
-    )
+    aligned = None if prepared.aligned is None else prepared.aligned[chosen]
+    return model.baseline(recipe.memory, aligned, prepared.parts[chosen], seed=seed)
 
 
 def summary(metrics: dict[str, Any]) -> str:

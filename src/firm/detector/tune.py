@@ -26,8 +26,8 @@ from firm.outliers.registry import KINDS, Mixture, PerlinBlend, make_outliers, s
 from firm.recipes.recipe import AFTERWARDS, Recipe, change
 from firm.runtime.listener import SILENT, Listener
 from firm.runtime.random import stream
-from firm.scoring.models import PatchScorer, remember
-from firm.scoring.patch_bank import Memory
+from firm.scoring.models import PatchScorer
+from firm.scoring.patch_bank import Memory, remember
 from firm.scoring.patch_features import (
     BackboneFeatures,
     EncoderFeatures,
@@ -202,7 +202,7 @@ def make_trial(
     inspected = inspected.repeat_interleave(copies)
     good, others = images[inspected], images[known]
     copy = torch.arange(len(good)) % defects.per_inlier
-    scene = scene_of(good, others, ignored, masks=(masks[inspected], masks[known]))
+    scene = scene_of(good, others, ignored, rule=Rule(), masks=(masks[inspected], masks[known]))
     bad = make_outliers(defects, good, rng=rng, copy=copy, scene=scene).images
     both = torch.cat([good, bad])
     exposure = 1 + EXPOSURE * (2 * torch.rand(len(both), 1, 1, 1, generator=rng) - 1)

@@ -61,14 +61,7 @@ class Conditioning:
         if self.align:
             frames = torch.from_numpy(np.array([alignment(mask) for mask in masks.cpu().numpy()]).reshape(-1, 2, 3))
             images, masks = _warped(images, frames), _warped_masks(masks, frames)
-        conditioned = Conditioned(images, masks.to(images.device), frames, ignored)
-        if (hidden := conditioned.hidden()) is None:
-            return conditioned
-        visible = ~hidden.to(images.device)
-        remaining = conditioned.foreground & visible
-        empty = ~remaining.flatten(1).any(1)
-        remaining[empty] = visible[empty]  # nothing is left of the object: all that is visible counts
-        return replace(conditioned, foreground=remaining)
+        return Conditioned(images, masks.to(images.device), frames, ignored).visible()
 
 
 @dataclass(frozen=True)
@@ -86,6 +79,16 @@ class Conditioned:
             return None
         everywhere = self.ignored.expand_as(self.foreground)
         return everywhere if self.frames is None else _warped_masks(everywhere, self.frames)
+
+    def visible(self) -> Conditioned:
+        """The same with foregrounds of visible pixels only: all of these where none of the object is visible."""
+        if (hidden := self.hidden()) is None:
+            return self
+        visible = ~hidden.to(self.foreground.device)
+        remaining = self.foreground & visible
+        empty = ~remaining.flatten(1).any(1)
+        remaining[empty] = visible[empty]
+        return replace(self, foreground=remaining)
 
     def typical(self) -> UInt8[Tensor, "c h w"] | None:
         """The median of the aligned images; None if no pixel is hidden, or the same in all."""
@@ -115,6 +118,13 @@ class Conditioned:
             pairs = zip(maps.cpu().numpy(), self.frames.numpy(), strict=True)
             maps = torch.from_numpy(np.stack([_warped_back(heat, frame) for heat, frame in pairs]))
         return maps if self.ignored is None else maps.masked_fill(self.ignored.to(maps.device), 0.0)
+
+
+def unmoved(images: Images, rule: Rule, ignored: Bool[Tensor, "a b"] | None, masks: Masks | None) -> Conditioned:
+    """Images as they come, where their objects are (`masks`, if known) and which pixels are hidden."""
+    masks = foreground(images, rule) if masks is None else masks
+    hidden = None if ignored is None else scaled(ignored, *images.shape[-2:])
+    return Conditioned(images, masks, None, hidden).visible()
 
 
 def even_illumination(picture: Picture, illumination: str) -> Picture:

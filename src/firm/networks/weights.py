@@ -18,7 +18,9 @@ from torch.nn.utils import fuse_conv_bn_eval
 
 from firm.errors import ModelFileError, SettingError
 from firm.networks.backbone import TIMM, Backbone, Facts, Trunk
+from firm.networks.efficientnet_lite import EfficientNetLite, timm_names
 from firm.networks.resnet import ResNet
+from firm.networks.timm_backbone import timm_trunk
 from firm.networks.wavelets import Wavelets
 from firm.runtime.files import Card
 
@@ -49,8 +51,6 @@ def load_backbone(name_or_file: str, *, deepest: int = STAGES, fold: bool = True
     if not 1 <= deepest <= STAGES:
         raise SettingError(f"deepest is {deepest}; stages are numbered 1..{STAGES}")
     if name_or_file.startswith(TIMM):
-        from firm.networks.timm_backbone import timm_trunk  # late: timm and the packages below are optional
-
         trunk, facts = timm_trunk(name_or_file.removeprefix(TIMM), deepest=deepest, pretrained=True)
     elif name_or_file == WAVELETS:
         facts = FACTS[WAVELETS]
@@ -62,8 +62,6 @@ def load_backbone(name_or_file: str, *, deepest: int = STAGES, fold: bool = True
 
 
 def _from_file(name_or_file: str, deepest: int, fold: bool) -> Backbone:
-    from firm.networks.efficientnet_lite import timm_names
-
     known, path = name_or_file in FACTS, Path(name_or_file)
     if not known and not path.exists() and path.name == name_or_file and not path.suffix:
         raise SettingError(f"no backbone {name_or_file!r}; use one of {', '.join(FACTS)}, {TIMM}NAME or a weights file")
@@ -81,8 +79,6 @@ def rebuild(description: Card, tensors: dict[str, Tensor]) -> Backbone:
     """The backbone of this `architecture` and `state_dict`; only a model of timm needs a package."""
     name, deepest, folded = description["name"], description["deepest"], description["folded"]
     if name.startswith(TIMM):
-        from firm.networks.timm_backbone import timm_trunk
-
         trunk, facts = timm_trunk(name.removeprefix(TIMM), deepest=deepest, pretrained=False)
     elif name in FACTS:
         trunk, facts = _empty(name, deepest), FACTS[name]
@@ -105,8 +101,6 @@ def _empty(name: str, deepest: int) -> Trunk:
             return Wavelets(deepest=deepest)
         if not name.startswith("efficientnet-lite"):
             return ResNet(name, deepest=deepest)
-        from firm.networks.efficientnet_lite import EfficientNetLite
-
         return EfficientNetLite(name, deepest=deepest)
 
 

@@ -46,7 +46,7 @@ class Scratches:
         _check(self, "length", "width", "change")
 
     def __call__(self, inliers: Tensor, *, rng: Generator, copy: Copy = None, scene: Scene | None = None) -> Outliers:
-        return altered(inliers, [drawn_on(self._draw, *one) for one in each_image(inliers, scene, rng=rng)])
+        return altered(inliers, [drawn_on(self._draw, *image) for image in each_image(inliers, scene, rng=rng)])
 
     def _draw(self, image: Levels, foreground: Mask, rng: np.random.Generator) -> Levels:
         side = max(image.shape[1:])
@@ -79,7 +79,7 @@ class Spots:
         _check(self, "size", "long", "change")
 
     def __call__(self, inliers: Tensor, *, rng: Generator, copy: Copy = None, scene: Scene | None = None) -> Outliers:
-        return altered(inliers, [drawn_on(self._draw, *one) for one in each_image(inliers, scene, rng=rng)])
+        return altered(inliers, [drawn_on(self._draw, *image) for image in each_image(inliers, scene, rng=rng)])
 
     def _draw(self, image: Levels, foreground: Mask, rng: np.random.Generator) -> Levels:
         height, width = image.shape[1:]

@@ -113,7 +113,7 @@ class Nsa:
             made = self._outlier(target, self._sources(image, target, donors, objects, draw), draw)
             return np.stack(cv2.split(made)[: len(image)]).astype(np.uint8, copy=False)
 
-        return altered(inliers, [alter(*one) for one in each_image(inliers, scene, rng=rng)])
+        return altered(inliers, [alter(*image) for image in each_image(inliers, scene, rng=rng)])
 
     def _part(self, image: Pixels, foreground: Mask | None) -> Part:
         pixels = np.asarray(cv2.merge(list(np.broadcast_to(image, (3, *image.shape[1:])))))

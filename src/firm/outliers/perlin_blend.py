@@ -88,7 +88,7 @@ class PerlinBlend:
             pool = _Pool(inliers.cpu().numpy())
         else:
             pool = _Pool(scene.donors.cpu().numpy(), scene.donor_foreground.cpu().numpy())
-        return altered(inliers, [self._altered(pool, *one) for one in each_image(inliers, scene, rng=rng)])
+        return altered(inliers, [self._altered(pool, *image) for image in each_image(inliers, scene, rng=rng)])
 
     def _altered(self, pool: _Pool, image: Pixels, foreground: Mask | None, rng: np.random.Generator) -> Pixels:
         """The image with a donor blended in; an invisible change is drawn again, stronger."""

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Int, UInt8
 from torch import Generator, Tensor
 
-from firm.images.alignment import Conditioning
+from firm.images.alignment import unmoved
 from firm.images.foreground import Rule
 from firm.outliers.cutpaste import CutPaste as CutPaste
 from firm.outliers.drawing import Copy, check
@@ -144,10 +144,9 @@ def scene_of(
     others: UInt8[Tensor, "m c h w"],
     ignored: Bool[Tensor, "a b"] | None,
     *,
-    rule: Rule | None = None,
+    rule: Rule,
     masks: tuple[Bool[Tensor, "n h w"] | None, Bool[Tensor, "m h w"] | None] = (None, None),
 ) -> Scene:
     """Where defects may be placed on unaligned images: on the objects, except ignored pixels."""
-    unaligned = Conditioning() if rule is None else Conditioning(foreground=rule)
-    aligned = unaligned(good, ignored, masks[0])
-    return Scene(aligned.foreground, others, unaligned(others, ignored, masks[1]).foreground, aligned.hidden())
+    here, there = (unmoved(images, rule, ignored, of) for images, of in zip((good, others), masks, strict=True))
+    return Scene(here.foreground, others, there.foreground, here.hidden())

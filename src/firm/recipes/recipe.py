@@ -24,7 +24,7 @@ from firm.scoring.patch_bank import Memory
 from firm.scoring.patch_features import kinds_of
 from firm.scoring.patch_grid import TILINGS, Grid, Whole
 from firm.training.loop import Training
-from firm.training.methods import Contrastive
+from firm.training.methods import Contrastive, Method
 from firm.types import OutlierSource, Score, Tiling, Views
 from firm.views.registry import VIEWS, SimCLR
 
@@ -87,8 +87,8 @@ class Recipe:
         return self.tiling
 
     @property
-    def method(self) -> Contrastive:
-        """The training loss."""
+    def method(self) -> Method[Any]:
+        """The training loss; override it in a dataclass of your own, derived from this one, to train by another."""
         return Contrastive(self.positives, self.training.temperature, self.training.layout)
 
 
@@ -131,7 +131,8 @@ def sparse(value: Any) -> Any:
 
 def from_json(data: Mapping[str, Any]) -> Recipe:
     """Read the recipe of a card; names an unknown or invalid entry."""
-    return _read(Recipe, data, "recipe")
+    own = data.get("kind")
+    return _read(_imported(str(own), "recipe") if own else Recipe, data, "recipe")
 
 
 def digest(recipe: Recipe, **further: Any) -> str:

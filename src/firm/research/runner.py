@@ -33,8 +33,8 @@ from firm.runtime.listener import SILENT, Listener
 Plan = Sequence[Experiment]
 MISSING = (DataError, ImageError, ModelFileError)  # without which one run cannot be made, but others can
 DECIDING = (
-    "types.py", "runtime/random.py", "images", "drawn", "data", "outliers", "views", "networks", "training", "scoring",
-    "metrics", "decision", "recipes", "detector", "research/protocols.py",
+    "types.py", "runtime/random.py", "runtime/feature_cache.py", "images", "drawn", "data", "outliers", "views",
+    "networks", "training", "scoring", "metrics", "decision", "recipes", "detector", "research/protocols.py",
 )  # fmt: skip
 
 
@@ -120,9 +120,20 @@ def code_digest() -> str:
 
 
 def normalised(source: str) -> str:
-    """Source code without comments, docstrings and layout."""
+    """Source code without comments, docstrings, layout and the words of errors, the same in every Python."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
             node.body[0] = ast.Pass()
-    return ast.unparse(tree)
+        for part in ast.walk(node) if isinstance(node, ast.Raise) else ():
+            if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                part.value = ""
+    return _dumped(tree)
+
+
+def _dumped(node: object) -> str:
+    """Like `ast.dump`, which differs between versions in the empty fields it lists."""
+    if isinstance(node, ast.AST):
+        fields = (f"{name}={_dumped(value)}" for name, value in ast.iter_fields(node) if value not in (None, []))
+        return f"{type(node).__name__}({', '.join(fields)})"
+    return f"[{', '.join(map(_dumped, node))}]" if isinstance(node, list) else repr(node)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, Shaped, UInt8
 from torch import Tensor, nn
 
 from firm.errors import ModelFileError, SettingError
@@ -22,13 +22,11 @@ from firm.images.preprocess import Preprocessing, resize
 from firm.networks.heads import Network
 from firm.runtime.random import stream
 from firm.scoring.image_scores import Scoring, fit_scorings, score_images
-from firm.scoring.patch_bank import Bank, Memory, PatchReference, Prototype, fit_bank, fit_prototype
-from firm.scoring.patch_features import CHUNK, BackboneFeatures, EncoderFeatures, Features, extract
+from firm.scoring.patch_bank import BY_MEAN, Bank, Memory, PatchReference, Prototype, memory_for, remember
+from firm.scoring.patch_features import CHUNK, PIXELS, BackboneFeatures, EncoderFeatures, Features, extract
 from firm.scoring.patch_grid import Grid
 
 NAME = "image"  # the one score of an ImageModel
-BY_DIRECTION = ("encoder", "projection")  # learnt features are compared by their direction, all others by distance
-BY_MEAN = "projection"  # compared with the mean of the good patches, not with each of them
 SMALLEST = 1e-6  # part of a patch: less than any pixel
 
 OnChunk = Callable[[int], None]  # called with the number of images just done
@@ -48,13 +46,12 @@ class Neighbour:
     frame: Float[Tensor, "2 3"] | None  # from the image to the aligned frame; None: not aligned
 
 
-@dataclass(frozen=True)
-class Patches:
-    """Images as a PatchModel sees them: aligned, the features of their patches, the score of every patch."""
+class Patches(NamedTuple):
+    """What a PatchModel makes of aligned images: the score of each, that of every patch, the features behind them."""
 
-    aligned: Conditioned
-    features: Features
+    scores: Scores
     cells: Cells
+    features: Features
 
 
 @dataclass(frozen=True)
@@ -69,11 +66,15 @@ class Located:
 class Examination(Located):
     """A few images examined: their scores and maps, and what these rest on."""
 
+    aligned: Conditioned | None = None
     patches: Patches | None = None
 
 
 class Model(Protocol):
-    """A fitted model. Higher scores are more anomalous; up to rounding a score does not depend on the other images."""
+    """A fitted model. Higher scores are more anomalous; up to rounding a score does not depend on the other images.
+
+    What has a body is the answer of a model without maps.
+    """
 
     preprocessing: Preprocessing
     has_maps: bool
@@ -88,7 +89,7 @@ class Model(Protocol):
     def align(self, images: Images) -> Conditioned:
         """The images as their features are computed."""
 
-    def score_aligned(self, aligned: Conditioned) -> Scores:
+    def score_aligned(self, aligned: Conditioned, on_chunk: OnChunk | None = None) -> Scores:
         """The scores of images that are aligned already."""
 
     def locate(self, images: Images, on_chunk: OnChunk | None = None) -> Located:
@@ -99,12 +100,25 @@ class Model(Protocol):
 
     def nearest(self, examination: Examination) -> Neighbour | None:
         """The good image to show beside the first one examined; None where the model cannot tell."""
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        """What the card must say, beside the recipe, to build the model again."""
+        return {}
+
+    def pictures(self, images: Images, aligned: Conditioned | None) -> UInt8[Tensor, "_ c _ _"]:
+        """Of the good images, what `nearest` shows; none where it shows nothing."""
+        return images[:0]
+
+    def baseline(self, memory: Memory, aligned: Conditioned | None, parts: Parts, *, seed: int) -> Model | None:
+        """The same model on the plain pixels of good images; None where there is no other."""
+        return None
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that is to be saved, as of any nn.Module."""
 
 
-class ImageModel(nn.Module):
+class ImageModel(nn.Module, Model):
     """Whole images compared by the embeddings of the encoder."""
 
     has_maps = False
@@ -120,9 +134,15 @@ class ImageModel(nn.Module):
     ) -> None:
         super().__init__()
         self.network, self.preprocessing, self.conditioning = network, preprocessing, conditioning
+        self.scoring = scoring
         for turn, embeddings in enumerate(references):
             self.register_buffer(f"references_{turn}", embeddings)
-        self.scoring = scoring
+
+    def forward(self, images: Images, on_chunk: OnChunk | None = None) -> Scores:
+        """Aligned images in, scores out."""
+        references = [self.get_buffer(f"references_{turn}").cpu() for turn in range(self.scoring.turns)]
+        fitted = fit_scorings({NAME: self.scoring}, references)  # quick, and always of the buffers as they are
+        return _finite(score_images(self.network.encoder, self.preprocessing, images, fitted, on_chunk)[NAME])
 
     def score(self, images: Images, on_chunk: OnChunk | None = None) -> Scores:
         return self.score_aligned(self.align(images), on_chunk)
@@ -131,18 +151,14 @@ class ImageModel(nn.Module):
         return self.conditioning(images)
 
     def score_aligned(self, aligned: Conditioned, on_chunk: OnChunk | None = None) -> Scores:
-        references = [getattr(self, f"references_{turn}").cpu() for turn in range(self.scoring.turns)]
-        fitted = fit_scorings({NAME: self.scoring}, references)
-        return _finite(score_images(self.network.encoder, self.preprocessing, aligned.images, fitted, on_chunk)[NAME])
+        scores: Scores = self(aligned.images, on_chunk)
+        return scores
 
     def locate(self, images: Images, on_chunk: OnChunk | None = None) -> Located:
         return Located(self.score(images, on_chunk), torch.empty(len(images), 0, 0))
 
     def examine(self, images: Images) -> Examination:
         return Examination(self.score(images), torch.empty(len(images), 0, 0))
-
-    def nearest(self, examination: Examination) -> Neighbour | None:
-        return None
 
 
 class PatchScorer(nn.Module):
@@ -243,7 +259,7 @@ class PatchScorer(nn.Module):
         return (torch.minimum(share, free) / self.grid.min_foreground).clamp(max=1)
 
 
-class PatchModel(nn.Module):
+class PatchModel(nn.Module, Model):
     """Patches compared with the banks of good patches; network, banks and masks move to a device together."""
 
     has_maps = True
@@ -290,13 +306,20 @@ class PatchModel(nn.Module):
         model = cls(extractor, preprocessing, conditioning, scorer, ignored=aligned.ignored, typical=typical)
         return model.to(next(model.parameters()).device)
 
+    def forward(self, images: Images, foreground: Masks, hidden: Masks | None = None) -> Patches:
+        """A few aligned images, where their objects are and what is hidden of them in, their scores out."""
+        device = self.scorer.present.device
+        features = {kind: values.to(device) for kind, values in self.extractor(images).items()}
+        cells = self.scorer.cells(features, foreground, hidden)
+        return Patches(_finite(self.scorer.scores(cells, features).cpu()), cells, features)
+
     @property
     def ignored(self) -> Bool[Tensor, "s s"] | None:
         """Pixels that never decide, on the CPU, where images are aligned."""
         return None if self.ignore_mask is None else self.ignore_mask.cpu()
 
     def score(self, images: Images, on_chunk: OnChunk | None = None) -> Scores:
-        parts = [self._scores(self.patches_of(self.align(chunk))) for chunk in _chunks(images, on_chunk)]
+        parts = [self._patches(self.align(chunk)).scores for chunk in _chunks(images, on_chunk)]
         return torch.cat([torch.empty(0), *parts])
 
     def locate(self, images: Images, on_chunk: OnChunk | None = None) -> Located:
@@ -308,83 +331,59 @@ class PatchModel(nn.Module):
         return Located(torch.cat([torch.empty(0), *scores]), torch.cat([torch.empty(0, side, side), *maps]))
 
     def examine(self, images: Images) -> Examination:
-        patches = self.patches_of(self.align(images))
-        maps = self.scorer.maps(patches.cells, patches.aligned)
-        return Examination(self._scores(patches), maps.cpu(), patches)
+        aligned = self.align(images)
+        patches = self._patches(aligned)
+        return Examination(patches.scores, self.scorer.maps(patches.cells, aligned).cpu(), aligned, patches)
 
     def align(self, images: Images) -> Conditioned:
         """The images as the features are computed of them."""
         return self.conditioning(resize(images, self.preprocessing.size), self.ignored).completed(self.typical)
 
-    def score_aligned(self, aligned: Conditioned) -> Scores:
+    def score_aligned(self, aligned: Conditioned, on_chunk: OnChunk | None = None) -> Scores:
         """The scores of images that are aligned already."""
-        starts = range(0, len(aligned.images), CHUNK)
-        return torch.cat([self._scores(self.patches_of(aligned[start : start + CHUNK])) for start in starts])
-
-    def patches_of(self, aligned: Conditioned) -> Patches:
-        """A few aligned images, patch by patch."""
-        device = self.scorer.present.device
-        features = {kind: values.to(device) for kind, values in self.extractor(aligned.images).items()}
-        return Patches(aligned, features, self.scorer.cells(features, aligned.foreground, aligned.hidden()))
+        places = _chunks(torch.arange(len(aligned.images)), on_chunk)
+        return torch.cat([self._patches(aligned[chunk]).scores for chunk in places])
 
     def nearest(self, examination: Examination) -> Neighbour | None:
         """By the first kind of feature that is remembered patch by patch."""
-        patches = examination.patches
+        aligned, patches = examination.aligned, examination.patches
         banks = [(kind, bank) for kind, bank in self.scorer.banks.items() if isinstance(bank, Bank)]
-        if not banks or patches is None:
+        if not banks or patches is None or aligned is None:
             return None
         kind, bank = banks[0]
         worst = int(patches.cells[0].flatten().argmax())
         number, cell = bank.nearest(patches.features[kind][0].flatten(0, 1)[worst], worst)
         columns, stride = bank.shape[1], self.scorer.grid.stride
         shift = (worst % columns - cell % columns) * stride, (worst // columns - cell // columns) * stride
-        frames = patches.aligned.frames
-        return Neighbour(number, shift, None if frames is None else frames[0])
+        return Neighbour(number, shift, None if aligned.frames is None else aligned.frames[0])
 
-    @classmethod
-    def from_tensors(
-        cls,
-        tensors: dict[str, Tensor],
-        extractor: EncoderFeatures | BackboneFeatures,
-        preprocessing: Preprocessing,
-        conditioning: Conditioning,
-        memory: Memory,
-    ) -> PatchModel:
-        """The model whose state dict this is; the extractor's network holds its weights already."""
-        scorer = PatchScorer.from_tensors(under("scorer.", tensors), extractor.grid, memory, extractor.kinds)
-        masks = {"ignored": tensors.get("ignore_mask"), "typical": tensors.get("typical")}
-        return cls(extractor, preprocessing, conditioning, scorer, **masks)
+    def describe(self) -> dict[str, Any]:
+        return self.extractor.describe()
 
-    def _scores(self, patches: Patches) -> Scores:
-        return _finite(self.scorer.scores(patches.cells, patches.features).cpu())
+    def pictures(self, images: Images, aligned: Conditioned | None) -> UInt8[Tensor, "_ c _ _"]:
+        resized = resize(images, self.preprocessing.size)
+        return (resized if aligned is None else aligned.moved_alike(resized)).cpu()
 
+    def baseline(self, memory: Memory, aligned: Conditioned | None, parts: Parts, *, seed: int) -> PatchModel | None:
+        """Of the same good patches if their pixels are remembered already, else of `aligned`."""
+        extractor, how = replace(self.extractor, kinds=(PIXELS,)), (self.preprocessing, self.conditioning)
+        if extractor == self.extractor or aligned is None:
+            return None
+        if PIXELS in self.scorer.kinds:
+            scorer = self.scorer.of((PIXELS,))
+            return PatchModel(extractor, *how, scorer, ignored=self.ignored, typical=self.typical)
+        return PatchModel.fit(extractor, *how, memory, aligned, seed=seed, parts=parts, typical=self.typical)
 
-def memory_for(memory: Memory, kind: str) -> Memory:
-    """Learnt features are compared by cosine; pixels and unadapted features by distance."""
-    return memory if kind in BY_DIRECTION else replace(memory, metric="l2")
-
-
-def remember(
-    kind: str,
-    features: Float[Tensor, "n r c d"],
-    memory: Memory,
-    *,
-    rng: torch.Generator,
-    parts: Parts | None = None,
-    visible: Bool[Tensor, "n r c"] | None = None,
-) -> PatchReference:
-    """A bank of good patches; behind the head, where these lie together, their mean."""
-    settings = memory_for(memory, kind)
-    if kind == BY_MEAN:
-        return fit_prototype(features, settings, parts=parts, visible=visible)
-    return fit_bank(features, settings, rng=rng, parts=parts, visible=visible)
+    def _patches(self, aligned: Conditioned) -> Patches:
+        patches: Patches = self(aligned.images, aligned.foreground, aligned.hidden())
+        return patches
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def _chunks(images: Images, on_chunk: OnChunk | None) -> Iterator[UInt8[Tensor, "m c h w"]]:
+def _chunks(images: Shaped[Tensor, "n ..."], on_chunk: OnChunk | None) -> Iterator[Shaped[Tensor, "m ..."]]:
     """A few images at a time; each is counted when it is done."""
     for chunk in images.split(CHUNK) if len(images) else ():
         yield chunk

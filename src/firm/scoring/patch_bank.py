@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -20,6 +20,8 @@ IMAGES = 16  # whose patches are added to a prototype at once
 FEW = 10  # images below which a place has too few scores for statistics of its own
 SMALLEST = 1e-6  # deviation: ten times what float32 leaves of a cosine of one
 METRICS = ("cosine", "l2")
+BY_DIRECTION = ("encoder", "projection")  # learnt features are compared by their direction, all others by distance
+BY_MEAN = "projection"  # compared with the mean of the good patches, not with each of them
 Cells = Float[Tensor, "n r c"]
 PatchFeatures = Float[Tensor, "n r c d"]
 Parts = Int[Tensor, " n"]
@@ -94,6 +96,7 @@ class PatchReference(nn.Module):
         self.memory = memory
         for name in self.TENSORS:
             self.register_buffer(name, tensors[name])
+        self.register_load_state_dict_post_hook(_plan_again)  # type: ignore[no-untyped-call]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -251,6 +254,27 @@ class Prototype(PatchReference):
         return patches.new_ones(len(patches), dtype=torch.float32)
 
 
+def memory_for(memory: Memory, kind: str) -> Memory:
+    """Learnt features are compared by cosine; pixels and unadapted features by distance."""
+    return memory if kind in BY_DIRECTION else replace(memory, metric="l2")
+
+
+def remember(
+    kind: str,
+    features: PatchFeatures,
+    memory: Memory,
+    *,
+    rng: torch.Generator,
+    parts: Parts | None = None,
+    visible: Visible | None = None,
+) -> PatchReference:
+    """A bank of good patches; behind the head, where these lie together, their mean."""
+    settings = memory_for(memory, kind)
+    if kind == BY_MEAN:
+        return fit_prototype(features, settings, parts=parts, visible=visible)
+    return fit_bank(features, settings, rng=rng, parts=parts, visible=visible)
+
+
 def fit_bank(
     features: PatchFeatures,
     memory: Memory,
@@ -342,6 +366,12 @@ def _checked_visible(features: PatchFeatures, memory: Memory, visible: Visible |
     if memory.standardise and len(features) < 2:
         raise DataError("1 good image cannot be standardised by others; give 2 or set memory.standardise to False")
     return visible.to(features.device)
+
+
+def _plan_again(bank: nn.Module, _: object) -> None:
+    """Another state has patches at other places."""
+    for name in ("search_plan", "radii"):
+        vars(bank).pop(name, None)
 
 
 def _owner(parts: Parts | None, images: int) -> Parts:

@@ -4,7 +4,7 @@ Plain pixels are the baseline: a learnt feature that does not beat them is of no
 """
 
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Shaped, UInt8
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from firm.errors import SettingError
 from firm.images.preprocess import Preprocessing
 from firm.networks.adaptor import COARSEST, Adapted, Pretrained
-from firm.networks.backbone import Backbone, Facts
+from firm.networks.backbone import Backbone, Facts, architecture
 from firm.networks.heads import Network
 from firm.networks.resnet import ResNet
 from firm.scoring.patch_grid import Grid
@@ -75,6 +75,10 @@ class EncoderFeatures:
     def __call__(self, images: UInt8[Tensor, "n k h w"]) -> Features:
         return {kind: torch.stack([self._features(kind, image[None]) for image in images]) for kind in self.kinds}
 
+    def describe(self) -> dict[str, Any]:
+        """What the card says of the features beside the recipe."""
+        return {"grey": self.grey}
+
     @torch.no_grad()
     def _features(self, kind: str, image: UInt8[Tensor, "1 k h w"]) -> Float[Tensor, "r c d"]:
         if kind == PIXELS:
@@ -120,6 +124,11 @@ class BackboneFeatures:
         if self.kinds == (PIXELS,):
             return {PIXELS: self._pixels(images)}
         return self.from_stored(images, cell_features(self.network.backbone, self.settings, self.grid, images))
+
+    def describe(self) -> dict[str, Any]:
+        """What the card says of the features beside the recipe: also the backbone, to build it again."""
+        backbone = self.network.backbone
+        return {"grey": self.grey, "backbone": architecture(backbone), "licence": backbone.facts.licence}
 
     def from_stored(self, images: UInt8[Tensor, "n k h w"], cells: Float[Tensor, "n r c d"]) -> Features:
         """All kinds in their order, from backbone features that are known already."""
