@@ -56,10 +56,12 @@ def inspect(
     from firm.detector.inspection import Inspection
     from firm.report.heatmap import places
     from firm.report.page import write_inspection
+    from firm.runtime.files import check_writable
 
     use_device(device, threads)
     for folder in filter(None, (report, maps)):
         refuse_mixing(folder, images)
+        check_writable(folder)
     if watch and (report is None or maps is not None):
         raise SettingError("--watch keeps its decisions and heat maps in the folder of --report; name that one alone")
     detector = Detector.load(model, device=device)
@@ -79,7 +81,7 @@ def inspect(
         else:
             now = datetime.now().astimezone().strftime("%Y-%m-%d at %H:%M %Z")
             page = write_inspection(report, batch, inspected, model=model.name, gallery=gallery, when=now)
-    warn_left_out(batch.left_out)
+    warn_left_out(batch.left_out if batch.verdicts else batch.left_out[1:])
     if not batch.verdicts:
         raise DataError(f"none of the images could be read: {batch.left_out[0][1]}")
     for note in batch.notes:

@@ -5,6 +5,7 @@ In the last two, masks of the defects may be in ground_truth/<kind>/, named <ima
 """
 
 import os
+import re
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,8 @@ SIZE = 64  # px at which they are trained on unless the recipe sets another
 GOOD = "good"  # the kind of a normal image
 NORMAL = (GOOD, "ok")  # what the layouts call the folder of normal images
 FOREIGN = frozenset({".gif", ".ppm", ".pgm", ".pnm", ".jp2", ".avif", ".heic", ".eps", ".psd", ".tga"})  # never read
+VIDEOS = frozenset({".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv"})
+MASKS = "ground_truth"  # the folder of masks
 Skipped = list[tuple[Path, str]]  # a file and why it cannot be used
 MASK_PROBLEMS = {  # what is wrong with a mask, and the consequence
     "defective images without a mask": "their pixels count as unknown",
@@ -139,8 +142,21 @@ def read_files(
     return images.pixels, images.files, images.skipped
 
 
+def refuse_others(given: Path | str) -> None:
+    """A sentence of its own for an address, a video and masks, which people give in the place of images."""
+    path = Path(given)
+    if re.match(r"[a-z][a-z0-9+.-]+:/", path.as_posix(), re.IGNORECASE):  # a drive has one letter
+        raise DataError(f"{named(given)} is an address; download the images and give their folder")
+    if path.suffix.lower() in VIDEOS and not path.is_dir():
+        raise DataError(f"{named(given)} is a video; save its frames as PNG files and give their folder")
+    if MASKS in (path.name, path.parent.name):
+        raise DataError(f"{named(given)} holds masks of defects, not images; give the folder above")
+
+
 def find_files(paths: list[Path]) -> list[Path]:
     """Image files, and those in folders at any depth; a folder that cannot be opened is listed: reading reports it."""
+    if len(paths) == 1:
+        refuse_others(paths[0])
     files = [file for path in paths for file in (all_files(path) if os.path.isdir(path) else [path])]
     if not files:
         where = ", ".join(map(named, paths))
@@ -226,7 +242,7 @@ def _images(folder: Path, names: Sequence[str]) -> list[Path]:
 
 def _list_kinds(folder: Path, kinds: dict[str, Path], good: Path | None = None) -> Listing:
     """The training images, every image of every kind with its mask, and the masks that belong to none."""
-    truth = folder / "ground_truth"
+    truth = folder / MASKS
     masks = {  # of two files with one stem, the first
         name: {mask.stem: mask for mask in reversed(image_files(place))} for name, place in folders_in(truth).items()
     }

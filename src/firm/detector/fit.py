@@ -30,7 +30,7 @@ from torch import Tensor
 from firm.data.duplicates import check_good, describe_parts, group_by_part, warnings_about
 from firm.data.folder import SIZE
 from firm.data.registry import load, shows_parts, training_files
-from firm.data.splits import default_holdout, parts_needed, split_by_part
+from firm.data.splits import check_holdout, default_holdout, parts_needed, split_by_part
 from firm.decision.calibration import Calibration, TargetRates, calibration_of
 from firm.detector.estimate import LEAST_EPOCHS, epochs_within
 from firm.detector.prepare import (
@@ -83,6 +83,7 @@ class Options:
 
     def __post_init__(self) -> None:
         TargetRates(false_calls=self.false_calls, fail=self.fail)  # refuses wrong rates before anything is read
+        check_holdout(0.5 if self.holdout is None else self.holdout)
 
 
 @dataclass(frozen=True)
@@ -303,8 +304,9 @@ def _within_minutes(good: Good, prepared: Prepared, split: Split, elapsed: float
     file = None if folder is None else folder / "minutes.json"
     epochs = json.loads(file.read_bytes()).get(str(minutes)) if file is not None and file.is_file() else None
     if epochs is None:
+        held_out, device = len(split.held_out), good.options.device
         epochs = epochs_within(
-            minutes, elapsed, prepared, good.backbone, held_out=len(split.held_out), device=good.options.device
+            minutes, elapsed, prepared, good.backbone, held_out=held_out, device=device, listener=listener
         )
         if file is not None:
             write_atomically(file, json.dumps({str(minutes): epochs}).encode())
