@@ -157,10 +157,8 @@ class Outcome:
 def _fit_each(tree: str, out: Path, recipe: Recipe, options: Options, *, force: bool, as_json: bool) -> int:
     """A detector OUT/<name>.firm per product; what the same fit would give again is kept. Returns the exit code."""
     from firm.detector.prepare import frozen_backbone
-    from firm.runtime.files import check_writable
 
     products = _products(tree, out)
-    check_writable(out)
     frozen_backbone(recipe)  # refused once, not for each product
     outcomes = list[Outcome]()
     for number, product in enumerate(products, 1):

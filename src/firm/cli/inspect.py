@@ -56,12 +56,10 @@ def inspect(
     from firm.detector.inspection import Inspection
     from firm.report.heatmap import places
     from firm.report.page import write_inspection
-    from firm.runtime.files import check_writable
 
     use_device(device, threads)
     for folder in filter(None, (report, maps)):
         refuse_mixing(folder, images)
-        check_writable(folder)
     if watch and (report is None or maps is not None):
         raise SettingError("--watch keeps its decisions and heat maps in the folder of --report; name that one alone")
     detector = Detector.load(model, device=device)

@@ -21,6 +21,7 @@ from torch import Tensor
 from firm.errors import DataError, FirmError, SettingError, named
 from firm.images.decode import SUFFIXES, decode, decode_mask, depth_of, turn_like
 from firm.images.preprocess import resize, resize_mask, to_tensor
+from firm.runtime.files import check_writable
 from firm.runtime.random import stream
 from firm.types import FULL_DEPTH, Depth, OneClass, Truth
 
@@ -100,6 +101,12 @@ def load_folder(folder: Path, reading: Reading | None = None) -> OneClass:
     return read_listing(str(folder), list_folder(folder), reading or Reading())
 
 
+def load_files(files: list[Path], reading: Reading) -> OneClass:
+    """Good images by their files; they are named after their folder if they share one."""
+    homes = {file.parent for file in files}
+    return read_listing(str(files[0].parent) if len(homes) == 1 else "images", Listing(files[0].parent, files), reading)
+
+
 def read_listing(name: str, listing: Listing, reading: Reading) -> OneClass:
     """The training images, at least one, and the test images, all at one depth."""
     files = sample_files(listing.train, reading.max_images)
@@ -165,7 +172,8 @@ def find_files(paths: list[Path]) -> list[Path]:
 
 
 def refuse_mixing(folder: Path, paths: list[Path]) -> None:
-    """Refuse to write among the images: that would replace them, or be taken for images the next time."""
+    """Refuse to write where nothing can be, or among images: it would replace them, or be taken for one next time."""
+    check_writable(folder)
     home = folder.resolve()
     for path in paths:
         if path.resolve() in (home, *home.parents) if path.is_dir() else path.resolve().parent == home:
