@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import settings
@@ -33,6 +35,14 @@ CHECKED = [
     )
 ]
 install_import_hook(CHECKED, "shape_check.checked")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests leave the user's cache alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FIRM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="session")

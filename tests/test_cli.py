@@ -18,12 +18,13 @@ from commands import Done, run, values
 from firm.data.folder import read_files
 from firm.data.registry import shows_parts
 from firm.decision.calibration import summary_of, warnings_of
+from firm.detector import tune
 from firm.detector.detector import Detector
 from firm.detector.prepare import read_side
 from firm.drawn.render import draw_dataset, write_folder
 from firm.images.decode import decode
 from firm.images.foreground import automatic, foreground
-from firm.images.preprocess import resize, to_tensor
+from firm.images.preprocess import fingerprint, resize, to_tensor
 from firm.outliers.registry import KINDS
 from firm.recipes.presets import PRESETS, recipe_of
 from firm.report.heatmap import overlay
@@ -249,6 +250,26 @@ def test_masks_are_drawn_by_the_rule_that_is_found(plates: Path, tmp_path: Path)
     assert all(word in done.out for word in (rule.polarity, rule.method, rule.channel))
     assert f"{100 * part:.1f} % of the pixels of 12 good images" in done.out
     assert decode(tmp_path / "deep" / "masks.png").std() > 30
+
+
+def test_masks_are_those_of_a_fit(plates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule is found on the same images, so it is the same rule and gives the same masks."""
+    seen, find = list[str](), tune.rule_for
+    monkeypatch.setattr(tune, "rule_for", lambda name, images: seen.append(fingerprint(images)) or find(name, images))
+    shown = values("masks", plates, "-o", tmp_path / "masks.png", "--set=size=96")
+    small = (
+        "--set=size=96",
+        "--set=training.epochs=0",
+        "--set=memory.neighbourhood=1",
+        "--set=conditioning.align=false",
+    )
+    card = values("fit", plates, "-o", tmp_path / "x.firm", *small)
+    assert len(seen) == 2
+    assert seen[0] == seen[1]
+    assert shown["rule"] == card["recipe"]["conditioning"]["foreground"]
+    fitted = Detector.load(tmp_path / "x.firm")
+    good = read_files([plates / "train" / "good"], fitted.preprocessing.file_side)[0]
+    assert shown["foreground"] == float(fitted.model.align(good).foreground.float().mean())
 
 
 def test_masks_by_hand(plates: Path, tmp_path: Path) -> None:

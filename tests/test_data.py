@@ -314,6 +314,7 @@ def test_damaged_cats_are_counted_and_left_out(tmp_path):
 @pytest.mark.filterwarnings("ignore:.*split 80/20")
 def test_decoding_is_kept_and_renewed_when_the_files_change(tmp_path, monkeypatch):
     kaggle(tmp_path, 5)
+    monkeypatch.setenv("FIRM_CACHE", str(tmp_path / "cache"))
     decode, calls = cats_vs_dogs._decode, []
     monkeypatch.setattr(cats_vs_dogs, "_decode", lambda files: calls.append(1) or decode(files))
     first, again = load("cats-vs-dogs:cat", tmp_path), load("cats-vs-dogs:cat", tmp_path)
@@ -322,11 +323,17 @@ def test_decoding_is_kept_and_renewed_when_the_files_change(tmp_path, monkeypatc
     save(tmp_path / "cats-vs-dogs" / "train" / "cat.5.jpg", (70, 90))
     load("cats-vs-dogs:cat", tmp_path)
     assert len(calls) == 2
-    for cache in (tmp_path / "cats-vs-dogs").glob("decoded-*.npy"):
+    for cache in (tmp_path / "cache").glob("*.npy"):
         cache.write_bytes(b"damaged")
     load("cats-vs-dogs:cat", tmp_path)
     assert len(calls) == 3
-    assert {path.name for path in (tmp_path / "cats-vs-dogs").iterdir() if path.is_dir()} == {"train"}
+    assert [path.name for path in (tmp_path / "cats-vs-dogs").iterdir()] == ["train"]  # nothing among the data
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+    monkeypatch.delenv("FIRM_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    load("cats-vs-dogs:cat", tmp_path)
+    assert len(list((tmp_path / ".cache" / "firm").iterdir())) == 1
 
 
 def test_a_folder_that_cannot_be_written_only_costs_time(tmp_path, monkeypatch):

@@ -170,7 +170,7 @@ def test_known_parts_are_not_searched_for(monkeypatch: pytest.MonkeyPatch) -> No
 # --- the recipe, where none is given ---
 
 
-def test_parts_are_learnt_by_patches_and_classes_and_tensors_as_whole_images(
+def test_parts_are_learnt_by_patches_and_classes_as_whole_images(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """However the images are given; without installed weights patches are described by wavelets."""
@@ -181,10 +181,21 @@ def test_parts_are_learnt_by_patches_and_classes_and_tensors_as_whole_images(
     birds = replace(parts, name="cifar10:bird")
     for weights, usual in ((True, ADAPTED), (False, WAVES)):
         monkeypatch.setattr("firm.recipes.presets.installed", lambda name, weights=weights: weights)
-        for good in (tmp_path, str(tmp_path), "mvtec:screw", parts, birds, "cifar10:bird", images):
+        arrays = list(images.numpy())
+        for good in (
+            tmp_path,
+            str(tmp_path),
+            "mvtec:screw",
+            parts,
+            images,
+            images.numpy(),
+            arrays,
+            birds,
+            "cifar10:bird",
+        ):
             with pytest.raises(ZeroDivisionError):
                 Detector.fit(good)
-        assert recipes == 4 * [usual] + 3 * [FAST]
+        assert recipes == 7 * [usual] + 2 * [FAST]
         recipes.clear()
 
 

@@ -152,6 +152,84 @@ def test_a_folder_that_may_not_be_listed_beside_others(mine: Path, monkeypatch: 
     assert (code, str(closed) in told, "Permission denied" in told) == (1, True, True)
 
 
+# something else than images, than a detector, than a place to write
+
+
+def test_what_is_no_folder_of_images_gets_a_sentence_of_its_own(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(mine)
+    (mine / "clip.mp4").write_bytes(b"\0\0\0\x20ftypisom")
+    (mine / "parts").rename(mine / "ground_truth")
+    shutil.copytree(mine / "ground_truth", mine / "part" / "ground_truth" / "scratch")
+    for given, word in (
+        ("http://example.com/parts", "address"),
+        ("s3://bucket/parts", "address"),
+        ("clip.mp4", "video"),
+        ("./clip.MOV", "video"),
+        ("ground_truth", "masks"),
+        ("part/ground_truth/scratch", "masks"),
+    ):
+        name = str(Path(given))
+        refused(("fit", given, "-o", "new.firm", *CHEAP), given, word)
+        refused(("fit", given, "-o", "new.firm"), given, word)  # with the default recipe
+        refused(("inspect", "part.firm", given), name, word)
+        refused(("calibrate", "part.firm", given), given, word)
+        refused(("evaluate", "part.firm", given), given, word)
+        assert run("inspect", "part.firm", given)[2].count("\n") == 1
+    assert not (mine / "new.firm").exists()
+
+
+def test_an_image_that_cannot_be_read_is_reported_once(mine: Path) -> None:
+    file = emptied(mine / "parts") / "odd.png"
+    file.write_bytes(b"")
+    assert run(*inspect(mine / "parts"))[2].count(str(file)) == 1
+
+
+def test_an_image_is_no_detector(mine: Path) -> None:
+    photo = mine / "photo.jpg"
+    (next((mine / "parts").iterdir())).rename(photo)
+    for command in (("inspect", photo, mine / "parts"), ("calibrate", photo, mine / "fresh"), ("card", photo)):
+        refused(command, photo, "image", "firm fit")
+
+
+def test_outputs_rates_and_weights_are_checked_before_any_work(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before an image is decoded or a detector is loaded."""
+    (mine / "file").touch()
+    below, model, fresh = mine / "file" / "below", mine / "part.firm", mine / "fresh"
+    for home in ("firm.data.folder.decode", "firm.detector.detector.read_fitted", "firm.data.folder.depth_of"):
+        monkeypatch.setattr(home, lambda *_, **__: pytest.fail("work has begun"))
+    for output in (below, mine / "file"):
+        refused(("inspect", model, fresh, "--report", output), output)
+        refused(("inspect", model, fresh, "--maps", output), output)
+        refused(("evaluate", model, mine, "--report", output), output)
+    refused(("calibrate", model, fresh, "--out", below / "c.json"), below)
+    refused(("calibrate", model, fresh, "--false-calls=2"), "false_calls")
+    refused(("calibrate", model, fresh, "--fail=0"), "fail")
+    refused(("masks", mine / "parts", "--out", below / "masks.png"), below)
+    refused(("fit", mine / "parts", "-o", below / "x.firm", *CHEAP), below)
+    for option, culprit in (
+        ("--false-calls=0", "false_calls"),
+        ("--fail=1", "fail"),
+        ("--holdout=1.5", "holdout"),
+        ("--encoder=efficientnet-lite9", "efficientnet-lite9"),
+        ("--encoder=nowhere.pth", "nowhere.pth"),
+    ):
+        refused(("fit", mine / "parts", "-o", mine / "new.firm", option), culprit)
+    assert not (mine / "new.firm").exists()
+
+
+def test_a_detector_of_another_product_is_replaced_only_by_force(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(mine)
+    before = (mine / "part.firm" / "card.json").read_bytes()
+    shutil.copytree("parts", "others")
+    refused(("fit", "others", "-o", "part.firm", *CHEAP), "part.firm", "others", "--force")
+    assert (mine / "part.firm" / "card.json").read_bytes() == before
+    assert run("fit", "others", "-o", "part.firm", *CHEAP, "--force")[0] == 0
+    for same in ("others", "./others", mine / "others"):  # the same data, however it is written
+        assert run("fit", same, "-o", "part.firm", *CHEAP)[0] == 0
+    for same in ("drawn:plate", "drawn: Plate", "drawn:0"):
+        assert run("fit", same, "-o", "plate.firm", *CHEAP)[0] == 0
+
+
 # the disk
 
 
@@ -175,7 +253,7 @@ def test_a_full_disk(mine: Path, what: str) -> None:
     model, out = mine / "part.firm", mine / "out"
     assert run("inspect", model, mine / "fresh", "--report", out, "--maps", out)[0] in (0, 3, 4)
     size, file, command = {
-        "detector": (20_000, model / "weights-", ("fit", mine / "parts", "-o", model, *CHEAP, "--seed=1")),
+        "detector": (20_000, model / "weights-", ("fit", mine / "parts", "-o", model, *CHEAP, "--seed=1", "--force")),
         "report": (1_000, out, (*inspect(mine / "parts"), "--report", out)),
         "heat maps": (1_000, out, (*inspect(mine / "parts"), "--maps", out)),
         "calibration": (100, model / "calibration.json", ("calibrate", model, mine / "fresh")),

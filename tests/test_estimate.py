@@ -85,17 +85,21 @@ def test_epochs_are_what_the_minutes_leave(plates, ticking, monkeypatch):
     prepared = prepare(SMALL, plates, torch.arange(24), seed=0)
     monkeypatch.setattr(estimate, "_search_seconds", lambda *_: 4.0)
     after = 4.0 * (1 + (10 + 60 + 8 * (60 + 60)) / 24)  # of a search among the 24 learnt images
+    steps = prepared.task.steps_per_epoch
     for minutes in (0.001, 30.0):
-        epochs = epochs_within(minutes, 14.0, prepared, None, held_out=10, device="cpu")
-        room = (60 * minutes - 14 - after) / prepared.task.steps_per_epoch  # a second to a step
+        heard = Heard()
+        epochs = epochs_within(minutes, 14.0, prepared, None, held_out=10, device="cpu", listener=heard)
+        room = (60 * minutes - 14 - after) / steps  # a second to a step
         assert epochs == max(LEAST_EPOCHS, int(room))
+        needed = (14 + after + LEAST_EPOCHS * steps) / 60
+        assert [f"{needed:.1f}" in text for text in heard.warnings] == [True] * (room < LEAST_EPOCHS)
 
 
 def test_an_adaptor_is_not_trained_for_ever(ticking):
     backbone, images = load_backbone(WAVELETS), draw_dataset("plate", size=64, train=6, good=0, bad=0)
     recipe = change(WAVY, {"training.epochs": 5})
     prepared = prepare(recipe, images, torch.arange(6), seed=0, backbone=backbone)
-    epochs = [epochs_within(m, 0, prepared, backbone, held_out=2, device="cpu") for m in (0.01, 1e6)]
+    epochs = [epochs_within(m, 0, prepared, backbone, held_out=2, device="cpu", listener=Heard()) for m in (0.01, 1e6)]
     assert epochs == [LEAST_EPOCHS, MOST_ADAPTOR_EPOCHS]
 
 

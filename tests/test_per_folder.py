@@ -59,7 +59,8 @@ def models(fitted: tuple[Path, tuple[int, str, str]], tmp_path: Path) -> Path:
 
 def again(tree: Path, models: Path, *options: str) -> tuple[int, dict[str, str], str]:
     """The exit code, what became of each product, and what was said."""
-    code, out, err = run("fit", tree, "--per-folder", "-o", models, *CHEAP, "--json", *options)
+    force = ("--force", *options)  # the copy of a tree is other data
+    code, out, err = run("fit", tree, "--per-folder", "-o", models, *CHEAP, "--json", *force)
     return code, {one["product"]: one["state"] for one in json.loads(out)["products"]}, err
 
 
@@ -94,6 +95,24 @@ def test_what_is_unchanged_is_kept_and_said(drawings: Path, models: Path, monkey
     assert (code, states) == (0, dict.fromkeys(NAMES, "kept"))
     assert f"plate: images and settings are those of {models / 'plate.firm'}, which is kept" in err
     assert {file: file.read_bytes() for file in models.rglob("*") if file.is_file()} == before
+
+
+def test_what_all_products_need_is_refused_once(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place, options, culprit in (
+        ("models", ("--preset=wavelets", "--set=pretrained.name=nowhere.pth"), "nowhere.pth"),
+        ("file/models", CHEAP, "file"),
+    ):
+        code, out, err = run("fit", tree, "--per-folder", "-o", tmp_path / place, *options)
+        assert (code, out) == (2, "")
+        assert culprit in err
+        assert err.count("firm: ") == err.count("\n") == 1
+
+
+def test_detectors_of_another_tree_are_not_replaced(tree: Path, models: Path) -> None:
+    code, out, err = run("fit", tree, "--per-folder", "-o", models, *CHEAP)
+    assert (code, out.count("failed")) == (2, 4)
+    assert err.count("--force") == 3
 
 
 def test_other_options_are_another_detector(tree: Path, models: Path) -> None:
@@ -210,6 +229,6 @@ def test_images_beside_the_products_are_said(tree: Path, models: Path) -> None:
 
 def test_an_odd_name_stays_on_its_line(tree: Path, models: Path) -> None:
     (tree / "la\nbel").mkdir()
-    code, out, err = run("fit", tree, "--per-folder", "-o", models, *CHEAP)
+    code, out, err = run("fit", tree, "--per-folder", "-o", models, *CHEAP, "--force")
     assert (code, len(out.splitlines())) == (1, 5)
     assert "firm: la\\nbel: " in err

@@ -47,8 +47,30 @@ def test_a_detector_with_parts_of_your_own_is_saved_and_loaded(tmp_path: Path, m
     # a detector must not run code that its reader has not imported
     monkeypatch.delitem(sys.modules, "own_parts")
     with pytest.raises(SettingError, match="import own_parts"):
-        Detector.load(tmp_path / "own.firm")
+        Detector.load(tmp_path / "own.firm")  # its score decides
     assert "own_parts" not in sys.modules
+
+
+def test_what_only_a_training_needs_is_not_needed_to_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name and settings it is kept, also through another save; a training asks for it."""
+    images = torch.randint(256, (24, 3, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    detector = Detector.fit(images, recipe=change(OWN, {"score": "s_con"}), holdout=0.3)
+    detector.save(tmp_path / "own.firm")
+    with monkeypatch.context() as gone:
+        gone.delitem(sys.modules, "own_parts")
+        loaded = Detector.load(tmp_path / "own.firm")
+        loaded.save(tmp_path / "again.firm")
+        with pytest.raises(SettingError, match="import own_parts"):
+            Detector.fit(images, recipe=loaded.recipe, holdout=0.3)
+    assert (loaded.id, loaded.decides) == (detector.id, detector.decides)
+    assert json.dumps(loaded.card()) == json.dumps(detector.card())
+    assert torch.equal(loaded.score(images), detector.score(images))
+    assert Detector.load(tmp_path / "again.firm").recipe == detector.recipe
+
+
+def test_a_setting_that_cannot_be_saved_is_refused_at_once() -> None:
+    with pytest.raises(SettingError, match=r"outliers .*Stripes"):
+        change(OWN, {"outliers": Stripes(width=Path("5"))})  # type: ignore[arg-type]
 
 
 def test_settings_of_your_own_parts_are_changed_by_path_and_name_the_training() -> None:
@@ -71,7 +93,7 @@ class Plain(Stripes):
 class NoDataclass:
     per_inlier, kinds = 1, 1
 
-    def __call__(self, inliers, **_):  # noqa: ANN
+    def __call__(self, inliers, **_):
         raise AssertionError
 
 

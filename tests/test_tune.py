@@ -49,6 +49,7 @@ from firm.scoring.patch_grid import Grid
 from firm.training.loop import Training
 from firm.training.patch_batches import CellSampler, PatchSet, PatchTask, ValidationImages
 from firm.types import OneClass
+from listening import Heard
 
 RECIPE = change(INSPECT, {"size": 0, "tiling.stride": 16, "memory.neighbourhood": 1, "training.batch": 16})
 DISC = tuple((20 * np.cos(angle), 20 * np.sin(angle)) for angle in np.arange(40) * np.pi / 20)
@@ -205,6 +206,25 @@ def test_a_neighbourhood_must_win_by_more_on_a_texture():
         values = {-1: 0.70, 2: near}
         candidates = [Candidate(Conditioning(), place, values[place]) for place in ([-1, 2] if texture else [2, -1])]
         assert tune._best(candidates, texture=texture).radius == radius
+
+
+def test_the_reason_for_a_simpler_candidate_is_printed(monkeypatch):
+    """Only where another has the larger AUROC."""
+    lines = {}
+    for gain in (0.0, 0.01, 0.05):
+        heard = Heard()
+        monkeypatch.setattr(
+            tune,
+            "_tried",
+            lambda candidates, *_, gain=gain: [
+                replace(each, auroc=0.9 + gain * (number == 1)) for number, each in enumerate(candidates)
+            ],
+        )
+        choose(RECIPE, data_of(drawings.screws(12).images), torch.arange(12), seed=0, listener=heard)
+        (lines[gain],) = [line for line in heard.lines if "AUROC" in line]
+    assert "91.0" in lines[0.01]
+    assert "simpler" in lines[0.01]
+    assert not any("simpler" in lines[gain] for gain in (0.0, 0.05))
 
 
 # --- the trial ---

@@ -1,6 +1,7 @@
 """Watching: every image is decided when it is whole, once, and the journal survives any death."""
 
 import os
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,18 @@ def test_every_image_is_decided_once_and_again_only_when_it_is_another(place, jo
     assert read(journal) == lines
     assert Days(*QUIET).watch(journal, place) == []  # nor after a restart
     assert read(journal) == lines
+
+
+def test_every_line_has_the_time_of_its_decision(place, journal):
+    put(place / "a.png", picture(0), 10)
+    put(place / "b.png", b"no image", 10)
+    before = datetime.now(UTC) - timedelta(seconds=1)
+    lines = Days(*[None] * 30).watch(journal, place)
+    assert {"digest", "unreadable"} <= {key for line in lines for key in line}
+    for line in read(journal):
+        when = datetime.fromisoformat(line["time"])
+        assert when.utcoffset() == timedelta(0)
+        assert before <= when <= datetime.now(UTC)
 
 
 @pytest.mark.parametrize("change", ["time", "size", "name"])
@@ -99,6 +112,7 @@ def test_names_of_any_bytes(place, journal):
 def test_what_was_decided_never_renames_the_image(place, journal):
     put(place / "a.png", picture(0), 10)
     (line,) = Days(*QUIET).watch(journal, place, decide=lambda path: {"score": 1.5, "file": str(path), "stamp": 0})
+    assert line.pop("time")
     assert list(line.items()) == [("file", "a.png"), ("stamp", [len(picture(0)), 10]), ("score", 1.5)]
 
 
@@ -135,7 +149,7 @@ def test_a_damaged_file_is_unreadable_once_patience_ends_and_decided_when_it_is_
     lines = days.watch(journal, place, decide=lambda path: tried.append(days.now) or decided(path))
     assert tried == [1, 2, 4, 8, 10, 42]  # ever more rarely
     assert files(lines) == ["a.png", "a.png"]
-    assert lines[0].keys() == {"file", "stamp", "unreadable"}
+    assert lines[0].keys() == {"file", "stamp", "time", "unreadable"}
     assert "cannot be decoded" in lines[0]["unreadable"]
     assert lines[1]["digest"] == digest(picture(0))
     assert Days(*[None] * 40).watch(journal, place) == []

@@ -43,6 +43,7 @@ def calibrate(
     from firm.data.registry import training_files
     from firm.decision.calibration import TargetRates, beside, summary_of, to_json, warnings_of, write_calibration
     from firm.detector.detector import Detector
+    from firm.runtime.files import check_writable
 
     use_device(device, threads)
     targets = TargetRates(false_calls=false_calls, fail=fail, misses=misses, fail_at=fail_at, review_at=review_at)
@@ -51,6 +52,8 @@ def calibrate(
     file = out or beside(model)
     if file.is_dir():
         raise SettingError(f"{named(file)} is a folder; name the file to write")
+    if out is not None:
+        check_writable(out.parent)
     detector = Detector.load(model, device=device, calibration=False)
     how, count = detector.preprocessing, len(training_files(good))
     if count > ENOUGH:

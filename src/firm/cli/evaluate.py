@@ -44,8 +44,11 @@ def evaluate(
     from firm.detector import evaluation
     from firm.detector.detector import Detector
     from firm.report.evaluation import write_evaluation
+    from firm.runtime.files import check_writable
 
     use_device(device, threads)
+    if report is not None:
+        check_writable(report)
     detector = Detector.load(model, device=device)
     by = detector.decides  # refused before an image is read
     images, anomalous, truth, left_out = _labelled(data, detector.preprocessing, strict=strict)

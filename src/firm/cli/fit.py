@@ -45,6 +45,7 @@ def fit(
     strict: opt.Strict = False,
     ignore: opt.Ignore = None,
     memory: opt.Gigabytes = MEMORY,
+    force: opt.Force = False,
     as_json: opt.AsJson = False,
     output: opt.Output = None,
 ) -> None:
@@ -69,8 +70,8 @@ def fit(
         checkpoint_seconds=checkpoint_seconds,
     )
     if per_folder:
-        raise Exit(_fit_each(data, out, recipe, options, as_json=as_json))
-    good = _read(data, out, recipe, options)
+        raise Exit(_fit_each(data, out, recipe, options, force=force, as_json=as_json))
+    good = _read(data, out, recipe, options, force=force)
     detector = _learn(good, out)
     by = detector.decides
     values = {"model": str(out), **detector.card(), "calibration": to_json(by), "left_out": list(good.left_out)}
@@ -102,12 +103,13 @@ def _recipe(data: str, preset: str | None, encoder: str | None, settings: list[s
     return recipe_of(preset or "fast", settings)
 
 
-def _read(data: str, out: Path, recipe: Recipe, options: Options) -> Good:
+def _read(data: str, out: Path, recipe: Recipe, options: Options, *, force: bool) -> Good:
     """The good images, after everything that can be refused at once was refused."""
+    from firm.data.registry import full_name
     from firm.detector.fit import read_good
     from firm.detector.model_folder import check_target
 
-    check_target(out)
+    check_target(out, None if force else full_name(data))
     with reporting() as listener:
         return read_good(data, recipe, replace(options, folder=_run(out)), listener)
 
@@ -152,13 +154,16 @@ class Outcome:
         return f"{self.state:<6}  {named(self.product)} {where} {self.summary}{short}"
 
 
-def _fit_each(tree: str, out: Path, recipe: Recipe, options: Options, *, as_json: bool) -> int:
+def _fit_each(tree: str, out: Path, recipe: Recipe, options: Options, *, force: bool, as_json: bool) -> int:
     """A detector OUT/<name>.firm per product; what the same fit would give again is kept. Returns the exit code."""
+    from firm.detector.prepare import frozen_backbone
+
     products = _products(tree, out)
+    frozen_backbone(recipe)  # refused once, not for each product
     outcomes = list[Outcome]()
     for number, product in enumerate(products, 1):
         say(f"{named(product.name)}: product {number} of {len(products)}")
-        outcomes.append(_fit_product(product, out / f"{product.name}.firm", recipe, options))
+        outcomes.append(_fit_product(product, out / f"{product.name}.firm", recipe, options, force=force))
     counts = [f"{[each.state for each in outcomes].count(state)} {state}" for state in (LEARNT, KEPT, FAILED)]
     lines = [*map(str, outcomes), f"{len(outcomes)} products: {', '.join(counts)}"]
     show({"products": [asdict(each) for each in outcomes]}, "\n".join(lines), as_json)
@@ -189,13 +194,13 @@ def _products(tree: str, out: Path) -> list[Path]:
     return products
 
 
-def _fit_product(product: Path, model: Path, recipe: Recipe, options: Options) -> Outcome:
+def _fit_product(product: Path, model: Path, recipe: Recipe, options: Options, *, force: bool) -> Outcome:
     """One product; a failure is reported and costs no other."""
     from firm.decision.calibration import summary_of
 
     name = product.name
     try:
-        good = _read(str(product), model, recipe, options)
+        good = _read(str(product), model, recipe, options, force=force)
         kept = _finished(good, model)
         if kept:
             say(f"{named(name)}: images and settings are those of {named(model)}, which is kept")

@@ -79,7 +79,7 @@ def inspect(
         else:
             now = datetime.now().astimezone().strftime("%Y-%m-%d at %H:%M %Z")
             page = write_inspection(report, batch, inspected, model=model.name, gallery=gallery, when=now)
-    warn_left_out(batch.left_out)
+    warn_left_out(batch.left_out if batch.verdicts else batch.left_out[1:])
     if not batch.verdicts:
         raise DataError(f"none of the images could be read: {batch.left_out[0][1]}")
     for note in batch.notes:

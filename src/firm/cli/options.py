@@ -16,6 +16,7 @@ Settings = Annotated[
 Seed = Annotated[int, Option(help="Decides everything random.")]
 Device = Annotated[str, Option(help="cpu, cuda, cuda:1, mps, ...")]
 Threads = Annotated[int, Option(min=0, help="CPU threads; 0 leaves the choice to torch.")]
+Force = Annotated[bool, Option("--force", help="Replace the detector in OUT even if it learnt from other data.")]
 Strict = Annotated[bool, Option("--strict", help="Stop at the first unusable file instead of skipping it.")]
 Bits = Annotated[
     int | None, Option("--depth", min=8, max=16, help="Bits of deep images (12 in 16, ...); by default found on them.")

@@ -91,15 +91,22 @@ def outliers(
 
 
 def _tuned(data: str, out: Path, settings: list[str] | None, ignore: Path | None) -> tuple[Recipe, Good]:
-    """The recipe with its foreground rule, and the good images at its size."""
-    import torch
-
-    from firm.detector.fit import Options, read_good
+    """The recipe with the foreground rule that `firm fit` would use, and the good images at its size."""
+    from firm.data.registry import shows_parts
+    from firm.detector.fit import Options, read_good, split_good
     from firm.detector.tune import choose
-    from firm.recipes.presets import recipe_of
+    from firm.networks.weights import WAVELETS
+    from firm.recipes.presets import recipe_of, usual
+    from firm.recipes.recipe import change
+    from firm.runtime.files import check_writable
 
     if out.suffix.lower() != ".png" or out.is_dir():
         raise SettingError(f"{named(out)} is not the name of a picture; give --out a file such as sheet.png")
+    check_writable(out.parent)
+    by_default = "wavelets" if usual().pretrained.name == WAVELETS else "adapted"
+    recipe = recipe_of(by_default if shows_parts(data) else "patches", settings)
+    automatic = [name for name in recipe.automatic if name == "foreground"]
     with reporting() as listener:
-        good = read_good(data, recipe_of("patches", settings), Options(ignored=ignore), listener)
-    return choose(good.recipe, good.data, torch.arange(len(good.data.train)), seed=0).recipe, good
+        good = read_good(data, change(recipe, {"automatic": automatic}), Options(ignored=ignore), listener)
+        split = split_good(good, listener)  # a fit finds the rule on the images to learn from
+    return choose(good.recipe, split.learn, split.parts, seed=0).recipe, good

@@ -20,7 +20,7 @@ from rich.progress import track
 
 from firm.errors import DataError, ImageError
 from firm.images.decode import decode
-from firm.runtime.files import replace_file
+from firm.runtime.files import cache_folder, replace_file
 from firm.types import Split
 
 Records = npt.NDArray[Any]  # one RECORD per file
@@ -38,7 +38,7 @@ def read_cats_vs_dogs(places: Sequence[Path]) -> tuple[Split, Split]:
     for place in places:
         files = _files(place)
         if all(files):
-            records = _cached(place, files)
+            records = _cached(files)
             usable = records["usable"]
             if not usable.all():
                 damaged = f"{(~usable).sum()} of {len(records)} files"
@@ -72,21 +72,24 @@ def _by_name(folder: Path, pattern: str) -> list[Path]:
     return sorted(folder.glob(pattern), key=lambda file: file.name)
 
 
-def _cached(place: Path, files: Files) -> Records:
-    """Every file as a record. Decoding takes minutes, so the records are cached for these names and lengths."""
-    text = "\n".join(f"{file.name} {file.stat().st_size}" for group in files for file in group)
-    cache = place / f"decoded-{SIDE}-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.npy"
+def _cached(files: Files) -> Records:
+    """Every file as a record. Decoding takes minutes, so the records are cached for these files and lengths."""
+    listed = [f"{file.name} {file.stat().st_size}" for group in files for file in group]
+    text = "\n".join([str(files[0][0].parent.resolve()), *listed])
+    home = cache_folder()
+    cache = home / f"cats-vs-dogs-{SIDE}-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.npy"
     with contextlib.suppress(OSError, ValueError, EOFError):  # absent or damaged: decode again
         kept = np.load(cache, mmap_mode="r", allow_pickle=False)
         if kept.dtype == RECORD and len(kept) == sum(map(len, files)):
             return kept
     records = _decode(files)
     try:
-        with tempfile.TemporaryDirectory(dir=place) as folder:  # renamed when complete: a cache is never partial
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=home) as folder:  # renamed when complete: a cache is never partial
             np.save(Path(folder) / cache.name, records, allow_pickle=False)
             replace_file(Path(folder) / cache.name, cache)
     except OSError as error:
-        warnings.warn(f"the decoded images could not be cached in {place} ({error})", stacklevel=2)
+        warnings.warn(f"the decoded images could not be cached in {home} ({error})", stacklevel=2)
     return records
 
 

@@ -5,6 +5,7 @@ In the last two, masks of the defects may be in ground_truth/<kind>/, named <ima
 """
 
 import os
+import re
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from torch import Tensor
 from firm.errors import DataError, ImageError, SettingError, named
 from firm.images.decode import SUFFIXES, decode, decode_mask, depth_of, turn_like
 from firm.images.preprocess import resize, resize_mask, to_tensor
+from firm.runtime.files import check_writable
 from firm.runtime.random import stream
 from firm.types import FULL_DEPTH, Depth, OneClass, Truth
 
@@ -28,6 +30,8 @@ SIZE = 64  # px at which they are trained on unless the recipe sets another
 GOOD = "good"  # the kind of a normal image
 NORMAL = (GOOD, "ok")  # what the layouts call the folder of normal images
 FOREIGN = frozenset({".gif", ".ppm", ".pgm", ".pnm", ".jp2", ".avif", ".heic", ".eps", ".psd", ".tga"})  # never read
+VIDEOS = frozenset({".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv"})
+MASKS = "ground_truth"  # the folder of masks
 Skipped = list[tuple[Path, str]]  # a file and why it cannot be used
 MASK_PROBLEMS = {  # what is wrong with a mask, and the consequence
     "defective images without a mask": "their pixels count as unknown",
@@ -97,6 +101,12 @@ def load_folder(folder: Path, reading: Reading | None = None) -> OneClass:
     return read_listing(str(folder), list_folder(folder), reading or Reading())
 
 
+def load_files(files: list[Path], reading: Reading) -> OneClass:
+    """Good images by their files; they are named after their folder if they share one."""
+    homes = {file.parent for file in files}
+    return read_listing(str(files[0].parent) if len(homes) == 1 else "images", Listing(files[0].parent, files), reading)
+
+
 def read_listing(name: str, listing: Listing, reading: Reading) -> OneClass:
     """The training images, at least one, and the test images, all at one depth."""
     files = sample_files(listing.train, reading.max_images)
@@ -139,8 +149,21 @@ def read_files(
     return images.pixels, images.files, images.skipped
 
 
+def refuse_others(given: Path | str) -> None:
+    """A sentence of its own for an address, a video and masks, which people give in the place of images."""
+    path = Path(given)
+    if re.match(r"[a-z][a-z0-9+.-]+:/", path.as_posix(), re.IGNORECASE):  # a drive has one letter
+        raise DataError(f"{named(given)} is an address; download the images and give their folder")
+    if path.suffix.lower() in VIDEOS and not path.is_dir():
+        raise DataError(f"{named(given)} is a video; save its frames as PNG files and give their folder")
+    if MASKS in (path.name, path.parent.name):
+        raise DataError(f"{named(given)} holds masks of defects, not images; give the folder above")
+
+
 def find_files(paths: list[Path]) -> list[Path]:
     """Image files, and those in folders at any depth; a folder that cannot be opened is listed: reading reports it."""
+    if len(paths) == 1:
+        refuse_others(paths[0])
     files = [file for path in paths for file in (all_files(path) if os.path.isdir(path) else [path])]
     if not files:
         where = ", ".join(map(named, paths))
@@ -149,7 +172,8 @@ def find_files(paths: list[Path]) -> list[Path]:
 
 
 def refuse_mixing(folder: Path, paths: list[Path]) -> None:
-    """Refuse to write among the images: that would replace them, or be taken for images the next time."""
+    """Refuse to write where nothing can be, or among images: it would replace them, or be taken for one next time."""
+    check_writable(folder)
     home = folder.resolve()
     for path in paths:
         if path.resolve() in (home, *home.parents) if path.is_dir() else path.resolve().parent == home:
@@ -226,7 +250,7 @@ def _images(folder: Path, names: Sequence[str]) -> list[Path]:
 
 def _list_kinds(folder: Path, kinds: dict[str, Path], good: Path | None = None) -> Listing:
     """The training images, every image of every kind with its mask, and the masks that belong to none."""
-    truth = folder / "ground_truth"
+    truth = folder / MASKS
     masks = {  # of two files with one stem, the first
         name: {mask.stem: mask for mask in reversed(image_files(place))} for name, place in folders_in(truth).items()
     }

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from firm.data.folder import SIDE, Reading, list_folder, load_folder
+from firm.data.folder import SIDE, Reading, list_folder, load_folder, refuse_others
 from firm.errors import DataError
 from firm.types import Depth, OneClass, Split, Statistics
 
@@ -103,10 +103,16 @@ def shows_parts(name: str) -> bool:
     return facts is None or facts.side > 0
 
 
+def full_name(name: str) -> str:
+    """The name that the images have once they are loaded: "dataset:class" in its own spelling, or the folder."""
+    return name if folder_named(name) is not None else ":".join(_parse(name))
+
+
 def folder_named(name: str, root: Path | None = None) -> Path | None:
     """The folder of that path, or of that name in FIRM_DATA; None if it is a data set's name or there is none."""
     if name.partition(":")[0] in DATASETS:
         return None
+    refuse_others(name)
     if "/" in name or os.sep in name or Path(name).is_dir():
         return Path(name).expanduser()
     kept = data_root(root) / name

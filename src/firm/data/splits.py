@@ -25,8 +25,7 @@ def split_by_part(
     images = len(parts)
     if images < 2:
         raise DataError(f"{images} good images are too few; give at least 2, better 50 or more")
-    if not 0 < holdout < 1:
-        raise SettingError(f"holdout is {holdout}; it must lie between 0 and 1")
+    check_holdout(holdout)
     room = count = held_out_images(images, holdout)
     sizes = parts.bincount()
     forced = min(min_parts, len(sizes) // 4) if len(sizes) < SHARED * images else 0
@@ -38,6 +37,12 @@ def split_by_part(
     first = parts == order[0]
     held_out = chosen[parts] if bool(chosen.any()) else first & (first.cumsum(0) <= count)
     return (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
+
+
+def check_holdout(holdout: float) -> None:
+    """Refuse a share that is none."""
+    if not 0 < holdout < 1:
+        raise SettingError(f"holdout is {holdout}; it must lie between 0 and 1")
 
 
 def held_out_images(images: int, holdout: float) -> int:

@@ -1,13 +1,22 @@
 """The verdict on an image: PASS, REVIEW or FAIL, with its regions, model and calibration."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from firm.errors import ModelFileError
+from firm.errors import ModelFileError, SettingError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PANEL = 4.5  # inches
 
 
 @dataclass(frozen=True)
@@ -31,6 +40,47 @@ class Verdict:
     calibration: str
     review: float
     fail: float
+
+    def plot(self) -> Figure:
+        """The image with its regions, and its heat map, as a matplotlib figure; for a verdict of `Detector.inspect`."""
+        draw: Callable[[], Figure] | None = getattr(self, "_draw", None)
+        if draw is None:
+            raise SettingError(f"this verdict on {self.image} has no image to plot; use detector.inspect(image).plot()")
+        return draw()
+
+    def drawn_by(self, draw: Callable[[], Figure]) -> Verdict:
+        """The verdict, which now knows how to plot itself; this is no part of its value."""
+        object.__setattr__(self, "_draw", draw)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+
+def figure_of(verdict: Verdict, picture: UInt8[Any, "h w 3"], heat: Float[Tensor, "r c"] | None) -> Figure:
+    """The image with the boxes of its regions; beside it the heat map, in one scale for all images of a detector."""
+    from matplotlib.figure import Figure  # late: it takes long to import
+    from matplotlib.patches import Rectangle
+
+    height, width = picture.shape[:2]
+    panels = 1 if heat is None else 2
+    figure = Figure(figsize=(PANEL * panels, PANEL), layout="constrained")
+    axes = figure.subplots(1, panels, squeeze=False)[0]
+    for axis in axes:
+        axis.imshow(picture)
+        axis.axis("off")
+    for region in verdict.regions:
+        top, left, bottom, right = region.box
+        frame = Rectangle((left - 0.5, top - 0.5), right - left, bottom - top, fill=False, edgecolor="red")
+        axes[0].add_patch(frame)
+    if heat is not None:
+        half = verdict.review if verdict.review > 0 else 1.0
+        limits = {"vmin": verdict.review - half, "vmax": verdict.review + half}
+        extent = (-0.5, width - 0.5, height - 0.5, -0.5)
+        shown = axes[1].imshow(heat.cpu().numpy(), cmap="turbo", alpha=0.6, extent=extent, **limits)
+        figure.colorbar(shown, ax=axes[1], shrink=0.8)
+    figure.suptitle(f"{verdict.verdict}  {verdict.score:.4g}")
+    return figure
 
 
 def regions_of(heat: Float[Tensor, "r c"], threshold: float, height: int, width: int) -> tuple[Region, ...]:

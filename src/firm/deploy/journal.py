@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from firm.errors import DataError, MachineError, SettingError, named
 from firm.runtime.files import folder_lock, write_atomically
 
-Line = dict[str, Any]  # "file" and "stamp" identify the image; the rest is the decision, or "unreadable"
+Line = dict[str, Any]  # "file" and "stamp" identify the image; the rest is its "time" and the decision, or "unreadable"
 Stamp = Sequence[int]  # size and mtime_ns
 
 HEAD = b'{"file": '  # start of every line

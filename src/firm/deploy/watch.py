@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,8 @@ def watch(
             decision = _try(file, decide, now - file.since, poll, patience) if now >= file.due else None
             if decision is not None:
                 identity = {"file": name, "stamp": list(file.stamp)}
-                line = identity | decision | identity  # identity first, and never overwritten
+                when = {"time": datetime.now(UTC).isoformat(timespec="milliseconds")}  # of the decision
+                line = identity | when | decision | identity  # identity first, and never overwritten
                 journal.write(line)
                 yield line
         sleep(poll)

@@ -1,11 +1,14 @@
 """Fit on good images, score, inspect, calibrate, save and load: `Detector.fit("parts/good").inspect("new/017.png")`."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from functools import partial
+from html import escape
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
@@ -19,12 +22,13 @@ from firm.decision.calibration import (
     read_calibration,
     write_calibration,
 )
-from firm.decision.verdict import Region, Verdict, regions_of
+from firm.decision.verdict import Region, Verdict, figure_of, regions_of
 from firm.detector.fit import Good, Images, OnProgress, Options, check_images, fit, read_good
 from firm.detector.model_folder import read_fitted, write_model
 from firm.detector.prepare import MEMORY
 from firm.detector.remember import Fitted, measure
-from firm.errors import DataError, ModelFileError, named
+from firm.errors import DataError, ModelFileError, SettingError, named
+from firm.images.arrays import images_in, in_rgb, is_batch
 from firm.images.decode import Source, decode
 from firm.images.preprocess import Preprocessing, brightness, resize, to_tensor
 from firm.recipes.recipe import Recipe, to_json
@@ -32,7 +36,11 @@ from firm.runtime.listener import SILENT, Listener
 from firm.scoring.models import Examination, Located
 from firm.types import Depth
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 OnImage = Callable[[int], None]
+SWAPS = 8  # arrays that do not PASS for which another order of channels is tried
 
 
 @dataclass(frozen=True)
@@ -46,12 +54,33 @@ class Examined:
     heat: Float[Tensor, "r c"] | None  # None without maps
     examination: Examination
 
+    def plot(self) -> "Figure":
+        """The image with its regions, and its heat map, as a matplotlib figure."""
+        return figure_of(self.verdict, self.picture, self.heat)
+
 
 @dataclass
 class Detector(Fitted):
     """A fitted model and its thresholds. Higher scores are more anomalous."""
 
     _calibration_file = "its calibration.json"
+    _swaps = SWAPS
+
+    def __repr__(self) -> str:
+        return f"Detector({', '.join(f'{name}: {value}' for name, value in self._facts().items())})"
+
+    def _repr_html_(self) -> str:
+        rows = (f"<tr><th>{name}</th><td>{escape(value)}</td></tr>" for name, value in self._facts().items())
+        return f"<table>{''.join(rows)}</table>"
+
+    def _facts(self) -> dict[str, str]:
+        by = self.calibration
+        return {
+            "product": named(self.origin.get("data", "unknown")),
+            "encoder": named(self.recipe.pretrained.name or "trained from scratch"),
+            "good images": str(self.origin.get("good_images", len(self.thumbnails))),
+            "thresholds": f"REVIEW above {by.review:.4g}, FAIL above {by.fail:.4g}" if by else "none",
+        }
 
     @classmethod
     def fit(
@@ -71,6 +100,7 @@ class Detector(Fitted):
         strict: bool = False,
         ignored: Path | Bool[Tensor, "a b"] | None = None,
         parts: Int[Tensor, " n"] | None = None,
+        channels: str = "rgb",
         checkpoint_seconds: float = 30.0,
         listener: Listener = SILENT,
         on_progress: OnProgress | None = None,
@@ -78,8 +108,8 @@ class Detector(Fitted):
         """Learn from good images, exactly as `firm fit` does.
 
         Args:
-            good: a folder, a name such as mvtec:screw, the result of `firm.load`, or a uint8 tensor (n, 1 or 3, h, w).
-            recipe: the settings; by default patches for parts, whole images for semantic classes and bare tensors.
+            good: a folder, a name (mvtec:screw), what `firm.load` returns, a list of files or arrays, or a stack.
+            recipe: the settings; by default those of `firm fit`: patches for parts, whole images for semantic classes.
             seed: seeds every random draw.
             device: cpu, cuda, mps, ...
             folder: makes the training resumable: call again with the same arguments after an interruption.
@@ -92,6 +122,7 @@ class Detector(Fitted):
             strict: stop at the first unusable file instead of skipping it.
             ignored: pixels to leave out: a mask file, or bool (h, w) of any size over the whole image.
             parts: which part each image shows; by default detected on the images.
+            channels: rgb or bgr, as OpenCV has them; of arrays.
             checkpoint_seconds: time between checkpoints.
             listener: receives messages, warnings and progress.
             on_progress: called after every training step.
@@ -111,7 +142,7 @@ class Detector(Fitted):
             parts=parts,
             checkpoint_seconds=checkpoint_seconds,
         )
-        return cls.learn(read_good(good, recipe, options, listener), listener, on_progress)
+        return cls.learn(read_good(in_rgb(good, channels), recipe, options, listener), listener, on_progress)
 
     @classmethod
     def learn(cls, good: Good, listener: Listener = SILENT, on_progress: OnProgress | None = None) -> Self:
@@ -155,14 +186,33 @@ class Detector(Fitted):
             )
         return self.calibration
 
-    def inspect(self, source: Source, *, name: str = "") -> Verdict:
-        """PASS, REVIEW or FAIL for a file, its bytes, an array or a Pillow image called `name` (default: its path)."""
-        return self.examine(source, name=name).verdict
+    @overload
+    def inspect(self, source: Source | Tensor, *, name: str = ..., channels: str = ...) -> Verdict: ...
+    @overload
+    def inspect(
+        self, source: list[Any] | tuple[Any, ...], *, name: str = ..., channels: str = ...
+    ) -> list[Verdict]: ...
+    def inspect(self, source: Any, *, name: str = "", channels: str = "rgb") -> Verdict | list[Verdict]:
+        """PASS, REVIEW or FAIL for a file, its bytes, an array or a Pillow image called `name` (default: its path).
 
-    def examine(self, source: Source, *, name: str = "") -> Examined:
-        """Like `inspect`, with everything that explains the verdict."""
-        picture, by = decode(source, self.preprocessing.depth), self.decides
-        pixels = resize(to_tensor(picture), self.preprocessing.file_side)
+        A list, or a stack (n, h, w, c) or (n, c, h, w), gives a list of verdicts. `channels` is rgb or bgr, as OpenCV
+        has them; of arrays.
+        """
+        if is_batch(source):
+            names = [name and f"{name} {number}" for number in range(len(source))]
+            pairs = zip(images_in(source), names, strict=True)
+            return [self.inspect(image, name=each, channels=channels) for image, each in pairs]
+        examined = self.examine(source, name=name, channels=channels)
+        if isinstance(source, Path | str):  # read again: a verdict on a file keeps no pixels
+            return examined.verdict.drawn_by(lambda: self.examine(source, name=name).plot())
+        return examined.verdict.drawn_by(partial(figure_of, examined.verdict, examined.picture, examined.heat))
+
+    def examine(self, source: Source | Tensor, *, name: str = "", channels: str = "rgb") -> Examined:
+        """Like `inspect` for one image, with everything that explains the verdict."""
+        if is_batch(source):
+            raise SettingError("these are several images; give them to inspect, or each alone to examine")
+        picture = decode(images_in(source, channels)[0], self.preprocessing.depth)
+        pixels, by = resize(to_tensor(picture), self.preprocessing.file_side), self.decides
         examination = self.model.examine(pixels)
         score, heat = float(examination.scores), examination.maps[0] if self.model.has_maps else None
         regions: tuple[Region, ...] = ()
@@ -170,8 +220,22 @@ class Detector(Fitted):
             regions = regions_of(heat, by.pixel, *picture.shape[:2])
         name = name or (str(source) if isinstance(source, Path | str) else "image")
         verdict = Verdict(name, score, by.verdict(score), regions, self.id, by.id, by.review, by.fail)
+        if channels == "rgb" and score > by.review and isinstance(source, np.ndarray):
+            self._hint_at_bgr(picture, score)
         light = float(brightness(pixels, self.model.ignored))
         return Examined(verdict, picture, pixels, light, heat, examination)
+
+    def _hint_at_bgr(self, picture: UInt8[Any, "h w 3"], score: float) -> None:
+        """Warn once if the image looks far more like the good ones with its channels swapped."""
+        swapped = np.ascontiguousarray(picture[..., ::-1])
+        if not self._swaps or np.array_equal(swapped, picture):
+            return
+        other = float(self.model.score(self.preprocessing.read(swapped)))
+        self._swaps -= 1
+        if other <= self.limit or 0 < 2 * other < score:
+            self._swaps = 0
+            text = f"this array scores {score:.4g}, and {other:.4g} with red and blue swapped"
+            warnings.warn(f'{text}; if it comes from OpenCV, pass channels="bgr"', stacklevel=4)
 
     def calibrate(
         self,

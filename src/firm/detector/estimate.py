@@ -8,6 +8,7 @@ from firm.detector.prepare import Prepared, feature_sizes
 from firm.detector.self_check import INSPECTED, KNOWN, PROBES
 from firm.networks.backbone import Backbone
 from firm.recipes.recipe import Recipe
+from firm.runtime.listener import SILENT, Listener
 from firm.scoring.patch_bank import BY_MEAN
 from firm.scoring.patch_features import kinds_of
 from firm.training.loop import start, train
@@ -20,7 +21,14 @@ SEARCH_SPEED = 0.5  # speed of a neighbour search relative to a matrix product
 
 
 def epochs_within(
-    minutes: float, elapsed: float, prepared: Prepared, backbone: Backbone | None, *, held_out: int, device: str
+    minutes: float,
+    elapsed: float,
+    prepared: Prepared,
+    backbone: Backbone | None,
+    *,
+    held_out: int,
+    device: str,
+    listener: Listener = SILENT,
 ) -> int:
     """How many epochs fit into the minutes less the elapsed seconds: times a few steps on a throw-away network."""
     recipe, task = prepared.recipe, prepared.task
@@ -32,7 +40,11 @@ def epochs_within(
     step = (moments[-1] - moments[0]) / max(1, len(moments) - 1)
     scored = held_out + 2 * INSPECTED + PROBES * (KNOWN + 2 * INSPECTED)
     after = _search_seconds(recipe, prepared, backbone) * (1 + scored / len(prepared.data.train))
-    epochs = (60 * minutes - elapsed - after) / max(step * task.steps_per_epoch, 1e-9)
+    epoch = max(step * task.steps_per_epoch, 1e-9)
+    epochs = (60 * minutes - elapsed - after) / epoch
+    if epochs < LEAST_EPOCHS:
+        least = (elapsed + after + LEAST_EPOCHS * epoch) / 60
+        listener.warn(f"{minutes:g} minutes are too few: {LEAST_EPOCHS} epochs, the minimum, take about {least:.1f}")
     return max(LEAST_EPOCHS, int(min(epochs, MOST_ADAPTOR_EPOCHS) if backbone is not None else epochs))
 
 

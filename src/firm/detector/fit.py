@@ -23,14 +23,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
 import torch
 from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
 from firm.data.duplicates import check_good, describe_parts, group_by_part, warnings_about
-from firm.data.folder import SIZE
+from firm.data.folder import SIZE, Reading, find_files, load_files
 from firm.data.registry import load, shows_parts, training_files
-from firm.data.splits import default_holdout, parts_needed, split_by_part
+from firm.data.splits import check_holdout, default_holdout, parts_needed, split_by_part
 from firm.decision.calibration import Calibration, TargetRates, calibration_of
 from firm.detector.estimate import LEAST_EPOCHS, epochs_within
 from firm.detector.prepare import (
@@ -47,8 +48,10 @@ from firm.detector.remember import Fitted, measure, remember
 from firm.detector.self_check import CheckImages, Prober, self_check, summary, warning
 from firm.detector.tune import choose, choose_features
 from firm.errors import DataError, MachineError, named
+from firm.images.arrays import images_in
+from firm.images.decode import decode, depth_of
 from firm.images.ignore_mask import read_ignored
-from firm.images.preprocess import fingerprint
+from firm.images.preprocess import fingerprint, resize, to_tensor
 from firm.networks.backbone import Backbone
 from firm.recipes import presets
 from firm.recipes.recipe import Recipe, change, sparse
@@ -58,7 +61,7 @@ from firm.training.loop import Progress
 from firm.training.runs import Run
 from firm.types import Depth, OneClass
 
-Images = Path | str | UInt8[Tensor, "n c h w"] | OneClass
+Images = Path | str | UInt8[Tensor, "n c h w"] | OneClass | npt.NDArray[Any] | Sequence[Any]  # files or arrays
 OnProgress = Callable[[Progress, Run], None]
 LEFT_OUT = "left out"  # prefix of the warning about an unusable file
 
@@ -83,6 +86,7 @@ class Options:
 
     def __post_init__(self) -> None:
         TargetRates(false_calls=self.false_calls, fail=self.fail)  # refuses wrong rates before anything is read
+        check_holdout(0.5 if self.holdout is None else self.holdout)
 
 
 @dataclass(frozen=True)
@@ -109,19 +113,22 @@ def read_good(
     images: Images, recipe: Recipe | None = None, options: Options | None = None, listener: Listener = SILENT
 ) -> Good:
     """Decode and validate the good images before any training."""
-    options, recipe = options or Options(), recipe or default_recipe(images)
+    options, as_files = options or Options(), recipe is None
+    recipe, files = recipe or default_recipe(images), _files(images)
     if options.minutes is not None:  # a time budget replaces the epochs; enough steps to time
         recipe = change(recipe, {"training.epochs": max(recipe.training.epochs, LEAST_EPOCHS)})
-    ignored = _ignored(images, options.ignored)
+    ignored = _ignored(images, files, options.ignored)
     check_ignore_mask(recipe, ignored)
     backbone = frozen_backbone(recipe, options.device)
     left_out: list[str] = []
     if isinstance(images, OneClass):
         data = images
-    elif isinstance(images, Tensor):
+    elif isinstance(images, Tensor) and not as_files:
         data = as_data(images)
+    elif files or isinstance(images, Path | str):
+        data, left_out = _load(files or str(images), recipe, options, backbone, listener)
     else:
-        data, left_out = _load(str(images), recipe, options, backbone, listener)
+        data = _resized(images, read_side(recipe), options.depth)
     check_good(data)
     data = data if ignored is None else replace(data, ignored=ignored)
     return Good(data, recipe, options, backbone, tuple(left_out))
@@ -168,10 +175,8 @@ def fit(good: Good, listener: Listener = SILENT, on_progress: OnProgress | None 
 
 
 def default_recipe(images: Images) -> Recipe:
-    """Patches for parts, whole images for semantic classes and for bare tensors."""
-    if isinstance(images, Tensor):
-        return presets.FAST
-    name = images.name if isinstance(images, OneClass) else str(images)
+    """Patches for parts, also for bare images; whole images for semantic classes."""
+    name = images.name if isinstance(images, OneClass) else str(images) if isinstance(images, Path | str) else "images"
     return presets.usual() if shows_parts(name) else presets.FAST
 
 
@@ -265,31 +270,53 @@ def as_data(good: UInt8[Tensor, "n c h w"], ignored: Bool[Tensor, "a b"] | None 
     return OneClass("images", good, good[:0], torch.zeros(0, dtype=torch.bool), size, ignored=ignored)
 
 
+def _files(images: Images) -> list[Path]:
+    """The files of a list of paths; none if it is something else."""
+    if isinstance(images, list | tuple) and images and all(isinstance(each, Path | str) for each in images):
+        return find_files([Path(each) for each in images])
+    return []
+
+
+def _resized(images: Any, side: int, depth: Depth | None) -> OneClass:
+    """Good images in memory, of any size and layout, as if they were read from files."""
+    if not (arrays := images_in(images)):
+        raise DataError("there are no good images in the list; give at least 2, better 50 or more")
+    depth = depth or depth_of(arrays)
+    pixels = torch.cat([resize(to_tensor(decode(image, depth)), side) for image in arrays])
+    return replace(as_data(pixels), depth=depth)
+
+
 def check_images(images: Tensor) -> None:
     """Accept uint8, channels first, at least one pixel."""
     if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] not in (1, 3) or not all(images.shape[2:]):
         raise DataError(f"images are {images.dtype} of shape {tuple(images.shape)}; give uint8 (n, 1 or 3, h, w)")
 
 
-def _ignored(images: Images, ignored: Path | Bool[Tensor, "a b"] | None) -> Bool[Tensor, "a b"] | None:
+def _ignored(
+    images: Images, files: list[Path], ignored: Path | Bool[Tensor, "a b"] | None
+) -> Bool[Tensor, "a b"] | None:
     """The mask of what to ignore, read and compared with the images before these are decoded."""
     if isinstance(ignored, Path):
-        files = training_files(str(images)) if isinstance(images, Path | str) else getattr(images, "files", ())
-        return read_ignored(ignored, files)
+        listed = training_files(str(images)) if isinstance(images, Path | str) else getattr(images, "files", files)
+        return read_ignored(ignored, listed)
     return images.ignored if ignored is None and isinstance(images, OneClass) else ignored
 
 
 def _load(
-    name: str, recipe: Recipe, options: Options, backbone: Backbone | None, listener: Listener
+    name: str | list[Path], recipe: Recipe, options: Options, backbone: Backbone | None, listener: Listener
 ) -> tuple[OneClass, list[str]]:
     """Read a folder or data set, at most as many images as fit in memory; also returns why files were left out."""
     side = read_side(recipe)
-    most, files = most_images(recipe, side, options.memory, backbone), len(training_files(name))
+    most = most_images(recipe, side, options.memory, backbone)
+    files = len(training_files(name) if isinstance(name, str) else name)
     if files > most:
         listener.warn(f"{files:,} good images: reading {most:,}, sampled uniformly; raise --memory to read more")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        data = load(name, side=side, depth=options.depth, strict=options.strict, max_images=most, with_test=False)
+        if isinstance(name, str):
+            data = load(name, side=side, depth=options.depth, strict=options.strict, max_images=most, with_test=False)
+        else:
+            data = load_files(name, Reading(side, options.depth, options.strict, most, with_test=False))
     messages = [str(caught_warning.message) for caught_warning in caught]
     for text in messages:
         listener.warn(text)
@@ -303,8 +330,9 @@ def _within_minutes(good: Good, prepared: Prepared, split: Split, elapsed: float
     file = None if folder is None else folder / "minutes.json"
     epochs = json.loads(file.read_bytes()).get(str(minutes)) if file is not None and file.is_file() else None
     if epochs is None:
+        held_out, device = len(split.held_out), good.options.device
         epochs = epochs_within(
-            minutes, elapsed, prepared, good.backbone, held_out=len(split.held_out), device=good.options.device
+            minutes, elapsed, prepared, good.backbone, held_out=held_out, device=device, listener=listener
         )
         if file is not None:
             write_atomically(file, json.dumps({str(minutes): epochs}).encode())

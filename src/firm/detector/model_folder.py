@@ -14,12 +14,13 @@ from torch import Tensor
 
 from firm.detector.remember import Examples, Fitted
 from firm.errors import ModelFileError, SettingError, named
+from firm.images.decode import SUFFIXES
 from firm.images.preprocess import Preprocessing
 from firm.networks.adaptor import Adapted, Adaptor
 from firm.networks.heads import Network, arranged
 from firm.networks.weights import rebuild
 from firm.recipes.recipe import Recipe, from_json
-from firm.runtime.files import UNREADABLE, Card, check_card, digest, read_file, write_atomically
+from firm.runtime.files import UNREADABLE, Card, check_card, check_writable, digest, read_file, write_atomically
 from firm.scoring.models import ImageModel, PatchModel, PatchScorer, under
 from firm.scoring.patch_features import extractor_of
 
@@ -30,13 +31,26 @@ UNFINISHED = re.compile(rf"({WEIGHTS.pattern})|\.({WEIGHTS.pattern}|card\.json)\
 COPY = "copy it again from its source"
 
 
-def check_target(path: Path) -> None:
-    """Refuse a target that is neither free nor a detector."""
+def check_target(path: Path, data: str | None = None) -> None:
+    """Refuse a target that cannot be written, is neither free nor a detector, or is the detector of other data."""
     if path.is_file():
         raise SettingError(f"{named(path)} is a file; choose another folder for the detector, or remove it")
     foreign = path.is_dir() and any(not UNFINISHED.fullmatch(file.name) for file in path.iterdir())
     if not path.name or (foreign and not (path / CARD).is_file()):
         raise SettingError(f"{named(path)} is not a detector folder; name a new one, such as {path / 'part.firm'}")
+    check_writable(path)
+    learnt = None if data is None else _learnt_from(path)
+    if data is not None and learnt and learnt != data and Path(learnt).resolve() != Path(data).resolve():
+        fix = "name another --out, or replace it with --force"
+        raise SettingError(f"{named(path)} is a detector of {named(learnt)}, not of {named(data)}; {fix}")
+
+
+def _learnt_from(path: Path) -> str | None:
+    """The name of the data in a detector's card; None if it cannot be read."""
+    try:
+        return str(json.loads((path / CARD).read_bytes())["origin"]["data"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def write_model(path: Path, tensors: dict[str, Tensor], card: Card) -> None:
@@ -55,6 +69,8 @@ def write_model(path: Path, tensors: dict[str, Tensor], card: Card) -> None:
 
 def read_model(path: Path) -> tuple[dict[str, Tensor], Card]:
     """Tensors and card; refuses a newer, foreign, damaged, edited or incomplete detector."""
+    if path.suffix.lower() in SUFFIXES and not path.is_dir():
+        raise ModelFileError(f"{named(path)} is an image, not a detector; give the folder that firm fit wrote first")
     if not (path / CARD).is_file():
         raise ModelFileError(f"there is no detector {named(path)}; give the folder that firm fit wrote")
     text = _read(path / CARD).decode(errors="replace")

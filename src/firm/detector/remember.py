@@ -115,9 +115,10 @@ def fit_model(
     grey = is_grey(resize(prepared.data.train, preprocessing.size))
     extractor = extractor_of(network, preprocessing, recipe.grid, recipe.features, recipe.pretrained, grey=grey)
     count = len(aligned.images[:first])
-    how, known = (preprocessing, recipe.conditioning, recipe.memory), {"typical": prepared.typical}
-    known |= {"parts": prepared.parts[:count], "cells": prepared.cells}
-    return PatchModel.fit(extractor, *how, aligned[:count], seed=seed, **known)
+    return PatchModel.fit(
+        extractor, preprocessing, recipe.conditioning, recipe.memory, aligned[:count], seed=seed,
+        parts=prepared.parts[:count], cells=prepared.cells, typical=prepared.typical,
+    )  # fmt: skip
 
 
 class Measured(NamedTuple):

@@ -119,8 +119,9 @@ def choose(
         untuned = replace(settled, automatic=recipe.automatic)
         defects = PerlinBlend() if backbone is None else ALL_DEFECTS  # pixels detect little but blends
         trial = make_trial(images, masks, parts, defects, seed=seed, ignored=data.ignored)
-        best = _best(_tried(candidates, untuned, trial, data.ignored, backbone, seed, listener), texture=texture)
-        listener.say(f"chosen on synthetic defects: {best} (AUROC {100 * best.auroc:.1f})")
+        tried = _tried(candidates, untuned, trial, data.ignored, backbone, seed, listener)
+        best = _best(tried, texture=texture)
+        listener.say(f"chosen on synthetic defects: {best} (AUROC {100 * best.auroc:.1f}{_reason(best, tried)})")
     return Tuned(_settled(settled, recipe, best, images), masks)
 
 
@@ -182,6 +183,14 @@ def _best(candidates: list[Candidate], *, texture: bool) -> Candidate:
     """The simplest candidate within `MARGIN` of the best; on a texture a neighbourhood has a handicap."""
     values = [tried.auroc - (TEXTURE_MARGIN if texture and tried.radius >= 0 else 0) for tried in candidates]
     return next(tried for tried, value in zip(candidates, values, strict=True) if value >= max(values) - MARGIN)
+
+
+def _reason(best: Candidate, tried: list[Candidate]) -> str:
+    """Why a candidate is chosen although another has the larger AUROC; empty if none has."""
+    largest = max(candidate.auroc for candidate in tried)
+    if largest <= best.auroc:
+        return ""
+    return f"; another reaches {100 * largest:.1f}, but this one is simpler and within the margin"
 
 
 def make_trial(

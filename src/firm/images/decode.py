@@ -102,8 +102,8 @@ def shape_of(source: File) -> tuple[int, int]:
         return image.size if _orientation(image) >= SIDEWAYS else image.size[::-1]
 
 
-def depth_of(files: Iterable[Path]) -> Depth:
-    """The smallest usual white level that no sample of the readable files exceeds; warns if not their full range."""
+def depth_of(files: Iterable[Source]) -> Depth:
+    """The smallest usual white level that no sample of the readable images exceeds; warns if not their full range."""
     usual: dict[type, tuple[float, ...]] = {int: WHOLE, float: REAL}
     peaks: dict[type, list[float]] = {int: [], float: []}
     for file in files:
@@ -118,9 +118,13 @@ def depth_of(files: Iterable[Path]) -> Depth:
     return Depth(int(whole), real)
 
 
-def _peak(source: File) -> int | float | None:
-    """The largest sample of a file of more than 8 bits, None for 8 bits; reads only the head of most files."""
+def _peak(source: Source) -> int | float | None:
+    """The largest sample of an image of more than 8 bits, None for 8 bits; reads only the head of most files."""
     with _errors_named(source):
+        if isinstance(source, np.ndarray):
+            return None if source.dtype in (np.bool_, np.uint8) else _colours_and_alpha(source)[0].max().item()
+        if isinstance(source, Image.Image):
+            return None
         head = _content(source, HEAD)
         if not (head.startswith(FORMATS["TIFF"]) or (head.startswith(FORMATS["PNG"]) and head[24:25] == b"\x10")):
             return None
@@ -213,9 +217,7 @@ def _opened(content: bytes) -> Image.Image:
         raise _Refused(f"cannot be decoded: its {kind} header is damaged or unknown; {REPLACE}") from None
     most = MAX_SCANNED // max(image.width * image.height, 1_000_000)
     if kind == "JPEG" and next(islice(SCAN.finditer(content), most, None), None):
-        raise _Refused(
-            f"has more than {most} scans of {image.width} x {image.height} pixels; save it as a baseline JPEG"
-        )
+        raise _Refused(f"has more than {most} scans for {image.width * image.height:,} pixels; save it as baseline JPEG")
     return _checked(image)
 
 

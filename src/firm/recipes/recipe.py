@@ -1,6 +1,7 @@
 """The recipe: all settings of an experiment as one frozen value, changed by path, written and read as JSON.
 
-JSON names the class of a family's member by `kind`: in lower case, or `module:Class` for your own, imported first.
+JSON names the class of a family's member by `kind`: in lower case, or `module:Class` for your own. Of yours, only a
+score, which decides, must be imported to read a card; the rest stays as it is stored (`NotImported`).
 """
 
 import dataclasses
@@ -37,6 +38,20 @@ FAMILIES: dict[Any, Mapping[str, Any]] = {OutlierSource: OUTLIERS, Views: VIEWS,
 EXTENSIBLE = (OutlierSource, Views, Score)  # your own class may implement these protocols
 NAMED = FAMILIES | {Scoring: SCORINGS}  # settings that may be given by name
 MEMBERS = {type(member) for family in FAMILIES.values() for member in family.values()}
+
+
+@dataclass(frozen=True)
+class NotImported:
+    """Your own outlier source or views whose module is not there: enough to load and save a detector, not to train."""
+
+    kind: str
+    settings: str  # JSON
+
+    per_inlier = 1
+    kinds = 2  # enough for any loss: the recipe was checked when it was made
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise _missing("this recipe", self.kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,10 +128,13 @@ def change(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
 
 def to_json(value: Any, *, defaults: bool = True) -> Any:
     """Settings as plain JSON values; a member of a family carries its kind."""
+    if isinstance(value, NotImported):
+        return {"kind": value.kind, **json.loads(value.settings)}
     if not is_dataclass(value) or isinstance(value, type):
         return list(value) if isinstance(value, tuple) else value
     kind = _kind(type(value))
     content = {"kind": kind} if kind else {}
+    defaults = defaults or ":" in (kind or "")  # those of your own class may be unknown to a reader
     for setting in fields(value):
         default = setting.default if setting.default_factory is MISSING else setting.default_factory()
         if (current := getattr(value, setting.name)) != default or defaults:
@@ -131,8 +149,16 @@ def sparse(value: Any) -> Any:
 
 def from_json(data: Mapping[str, Any]) -> Recipe:
     """Read the recipe of a card; names an unknown or invalid entry."""
+    training = {name: _stored(data[name]) for name in ("outliers", "views") if name in data}
     own = data.get("kind")
-    return _read(_imported(str(own), "recipe") if own else Recipe, data, "recipe")
+    return _read(_imported(str(own), "recipe") if own else Recipe, {**data, **training}, "recipe")
+
+
+def _stored(value: Any) -> Any:
+    """What only a training needs, as it is stored if it is your own and its module is not imported."""
+    if not isinstance(value, Mapping) or ":" not in (kind := str(value.get("kind"))) or _own_class(kind):
+        return value
+    return NotImported(kind, json.dumps({name: each for name, each in value.items() if name != "kind"}))
 
 
 def digest(recipe: Recipe, **further: Any) -> str:
@@ -201,6 +227,10 @@ def _member(family: Any, value: Any, path: str) -> Any:
         raise SettingError(f"{path} is {value!r}; use one of {', '.join(FAMILIES[family])}")
     if not is_dataclass(value):
         raise SettingError(f"{path} is a {type(value).__name__}; make it a dataclass, so that it can be saved")
+    try:
+        json.dumps(to_json(value))
+    except (TypeError, ValueError) as error:
+        raise SettingError(f"{path} cannot be saved ({error}); give {type(value).__name__} plain settings") from error
     return value
 
 
@@ -228,16 +258,25 @@ def _by_name(table: Mapping[Any, Any], name: str, path: str) -> Any:
 
 
 def _imported(kind: str, path: str) -> type:
+    if (own := _own_class(kind)) is None:
+        raise _missing(path, kind)
+    return own
+
+
+def _own_class(kind: str) -> type | None:
     """The user's own class, from the imported modules only: a file must not run code."""
     module, _, name = kind.partition(":")
     try:
         own = attrgetter(name)(sys.modules[module])
     except (KeyError, AttributeError):
-        own = None
-    if not (isinstance(own, type) and is_dataclass(own)):
-        how = f"import {module} first, with {name} as a dataclass at its top level"
-        raise SettingError(f"{path} needs your class {name} of module {module}; {how}")
-    return own
+        return None
+    return own if isinstance(own, type) and is_dataclass(own) else None
+
+
+def _missing(path: str, kind: str) -> SettingError:
+    module, _, name = kind.partition(":")
+    how = f"import {module} first, with {name} as a dataclass at its top level"
+    return SettingError(f"{path} needs your class {name} of module {module}; {how}")
 
 
 @cache

@@ -68,6 +68,20 @@ def read_file(path: Path) -> bytes:
     return path.read_bytes()
 
 
+def cache_folder() -> Path:
+    """Where results that can be computed again are kept, never among the data: FIRM_CACHE, else ~/.cache/firm."""
+    return Path(os.environ.get("FIRM_CACHE") or "~/.cache/firm").expanduser()
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse, before any work, a folder in which nothing can be written; it need not exist yet."""
+    folder = folder.absolute()
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        why = "may not be written to" if there.is_dir() else "is no folder"
+        raise MachineError(f"cannot write {named(folder)}: {named(there)} {why}; name another place")
+
+
 def replace_file(source: Path, target: Path) -> None:
     """Rename over the target; retried on Windows, where another program may have it open."""
     for pause in (0.01, 0.05, 0.2, 0.8) if WINDOWS else ():
