@@ -20,9 +20,16 @@ SEARCH_SPEED = 0.5  # speed of a neighbour search relative to a matrix product
 
 
 def epochs_within(
-    minutes: float, elapsed: float, prepared: Prepared, backbone: Backbone | None, *, held_out: int, device: str
+    minutes: float,
+    elapsed: float,
+    prepared: Prepared,
+    backbone: Backbone | None,
+    *,
+    held_out: int,
+    device: str,
+    trainings: int = 1,
 ) -> int:
-    """How many epochs fit into the minutes less the elapsed seconds: times a few steps on a throw-away network."""
+    """How many epochs of so many trainings fit into the minutes less the elapsed seconds: times a few steps."""
     recipe, task = prepared.recipe, prepared.task
     state, moments = start(task.network(recipe.encoder), task.training, device), list[float]()
     for _ in train(state, task, recipe.method):
@@ -32,7 +39,7 @@ def epochs_within(
     step = (moments[-1] - moments[0]) / max(1, len(moments) - 1)
     scored = held_out + 2 * INSPECTED + PROBES * (KNOWN + 2 * INSPECTED)
     after = _search_seconds(recipe, prepared, backbone) * (1 + scored / len(prepared.data.train))
-    epochs = (60 * minutes - elapsed - after) / max(step * task.steps_per_epoch, 1e-9)
+    epochs = (60 * minutes - elapsed - after) / max(step * task.steps_per_epoch * trainings, 1e-9)
     return max(LEAST_EPOCHS, int(min(epochs, MOST_ADAPTOR_EPOCHS) if backbone is not None else epochs))
 
 
