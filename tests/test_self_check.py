@@ -15,7 +15,16 @@ from firm.detector.detector import Detector
 from firm.detector.fit import Options, fit, read_good, split_good
 from firm.detector.prepare import prepare
 from firm.detector.remember import remember
-from firm.detector.self_check import PROBES, CheckImages, Prober, pixel_baseline, self_check, summary, warning
+from firm.detector.self_check import (
+    PROBES,
+    CheckImages,
+    Prober,
+    check_model,
+    pixel_baseline,
+    self_check,
+    summary,
+    warning,
+)
 from firm.drawn.render import draw_dataset
 from firm.images.decode import decode
 from firm.metrics.image import auroc
@@ -112,7 +121,7 @@ def test_the_baseline_differs_in_nothing_but_its_features(steps, request):
     assert baseline.scorer.grid == model.scorer.grid
     assert baseline.scorer.banks[PIXELS].memory == replace(recipe.memory, metric="l2")
     assert (baseline.conditioning, baseline.preprocessing) == (model.conditioning, model.preprocessing)
-    metrics = self_check(steps.fitted, prepared, steps.check, seed=0)
+    metrics = self_check([check_model(steps.fitted.model, steps.fitted.recipe, prepared, steps.check, seed=0)])
     images, defective = steps.check.images, steps.check.defective
     assert metrics["synthetic_auroc"]["value"] == pytest.approx(auroc(model.score(images), defective))
     assert metrics["pixels_auroc"] == auroc(baseline.score(images), defective)
@@ -126,7 +135,9 @@ def test_the_baseline_is_the_detector_of_plain_pixels(wavy, plates):
     pixels = Steps(change(WAVY, {"features": PIXELS, "training.epochs": 0}), plates)
     baseline = pixel_baseline(WAVY, wavy.fitted.model, wavy.prepared, seed=0)
     assert torch.equal(pixels.fitted.model.score(plates.test), baseline.score(plates.test))
-    assert "pixels_auroc" not in self_check(pixels.fitted, pixels.prepared, pixels.check, seed=0)
+    assert "pixels_auroc" not in self_check(
+        [check_model(pixels.fitted.model, pixels.fitted.recipe, pixels.prepared, pixels.check, seed=0)]
+    )
     three = change(WAVY, {"features": "pixels+encoder+backbone"})
     fitted = remember(three, wavy.prepared, wavy.fitted.model.network, {}, seed=0)
     assert fitted.model.scorer.kinds == ("pixels", "encoder", "backbone")  # summed in the order they are named
@@ -160,7 +171,7 @@ def test_a_baseline_that_cannot_be_had_is_left_out(wavy):
     small = {"memory.neighbourhood": -1, "memory.sampling_ratio": 1e-4, "memory.standardise": False}
     recipe = change(WAVY, small | {"features": "projection", "memory.reweight": 9})
     fitted = remember(recipe, wavy.prepared, wavy.fitted.model.network, {}, seed=0)
-    metrics = self_check(fitted, wavy.prepared, wavy.check, seed=0)
+    metrics = self_check([check_model(fitted.model, fitted.recipe, wavy.prepared, wavy.check, seed=0)])
     assert "synthetic_auroc" in metrics
     assert "pixels_auroc" not in metrics
 

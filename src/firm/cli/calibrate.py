@@ -23,8 +23,8 @@ ENOUGH = 5000  # good images for any threshold; they are held in memory
 def calibrate(
     model: Model,
     good: Data,
-    false_calls: FalseCalls = 0.05,
-    fail: Fail = 0.01,
+    false_calls: FalseCalls = None,
+    fail: Fail = None,
     defects: Annotated[Path | None, Option(help="A folder of defective images, to count how many are missed.")] = None,
     misses: Annotated[float | None, Option(help="Target rate of those defects that do not FAIL.")] = None,
     fail_at: Annotated[float | None, Option(help="FAIL above this score, instead of a target rate.")] = None,
@@ -61,8 +61,11 @@ def calibrate(
     images, left_out = loaded(good, how, strict=strict, most=ENOUGH, with_test=False)
     bad, unread = (None, []) if defects is None else _defects(defects, how, strict=strict)
     left_out += unread
+    names = [file.name for file in images.files]
     with reporting() as listener:
-        result = detector.calibrate(images.train, name=images.name, defects=bad, targets=targets, listener=listener)
+        result = detector.calibrate(
+            images.train, name=images.name, files=names, defects=bad, targets=targets, listener=listener
+        )
     write_calibration(file, result)
     texts = warnings_of(result)
     for text in texts:

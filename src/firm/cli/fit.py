@@ -38,8 +38,12 @@ def fit(
     device: opt.Device = "cpu",
     threads: opt.Threads = 0,
     holdout: opt.Holdout = None,
-    false_calls: opt.FalseCalls = 0.05,
-    fail: opt.Fail = 0.01,
+    false_calls: opt.FalseCalls = None,
+    fail: opt.Fail = None,
+    calibration: Annotated[
+        str | None, Option(help="Thresholds from folds of all good images, or from a split. [default: folds]")
+    ] = None,
+    group_by: opt.GroupBy = None,
     checkpoint_seconds: Annotated[float, Option(help="How much work an interruption may cost.")] = 30.0,
     depth: opt.Bits = None,
     strict: opt.Strict = False,
@@ -68,6 +72,8 @@ def fit(
         strict=strict,
         ignored=ignore,
         checkpoint_seconds=checkpoint_seconds,
+        calibration=calibration,
+        group_by=group_by,
     )
     if per_folder:
         raise Exit(_fit_each(data, out, recipe, options, force=force, as_json=as_json))
@@ -76,9 +82,11 @@ def fit(
     by = detector.decides
     values = {"model": str(out), **detector.card(), "calibration": to_json(by), "left_out": list(good.left_out)}
     decision, *summary = summary_of(by)
-    for text in (f"thresholds {by.source}", *summary[2:]):
+    regions = [text for text in summary if text.startswith("regions")]
+    for text in (f"thresholds {by.source}", *regions):
         detail(text)
-    show(values, "\n".join([f"{named(out)}: {decision}", *summary[:2]]), as_json, good.left_out)
+    lines = [f"{named(out)}: {decision}", *(text for text in summary if text not in regions)]
+    show(values, "\n".join(lines), as_json, good.left_out)
 
 
 def _recipe(data: str, preset: str | None, encoder: str | None, settings: list[str] | None) -> Recipe:
@@ -132,7 +140,8 @@ def _learn(good: Good, out: Path) -> Detector:
 
         draw_progress(detector.probes, out / CURVE)
         detail(f"the training is drawn in {named(out / CURVE)}")
-    (_run(out) / CHECKPOINT).unlink(missing_ok=True)  # the history stays
+    for file in _run(out).rglob(CHECKPOINT):  # the history stays
+        file.unlink()
     for text in warnings_of(detector.decides):
         warn(text)
     return detector

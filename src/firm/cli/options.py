@@ -44,8 +44,15 @@ Holdout = Annotated[
     float | None,
     Option(help="Share of the good images kept for the thresholds; by default a tenth, or what they need."),
 ]
-FalseCalls = Annotated[float, Option(help="Target rate of good parts that do not PASS (REVIEW or FAIL).")]
-Fail = Annotated[float, Option(help="Target rate of good parts that FAIL.")]
+FalseCalls = Annotated[
+    float | None,
+    Option(help="Target rate of good parts that do not PASS (REVIEW or FAIL). [default: 0.05, more for few images]"),
+]
+Fail = Annotated[float | None, Option(help="Target rate of good parts that FAIL. [default: 0.01, more for few images]")]
+GroupBy = Annotated[
+    str | None,
+    Option("--group-by", metavar="REGEX", help="Images whose paths match alike show one part. [default: found]"),
+]
 Output = Annotated[
     bool | None,
     Option(

@@ -155,7 +155,7 @@ def check_good(data: OneClass) -> None:
 
 
 def warnings_about(data: OneClass, *, holdout: float = 0.1, false_calls: float = 0.05) -> list[str]:
-    """What the user should know about the good images before training; empty if nothing is wrong."""
+    """What the user should know about the good images before training; `holdout` is 1 if all take turns in folds."""
     count, copy = len(data.train), duplicated(data.train)
     warnings = [_too_few(count, holdout, false_calls)] if count < FEW else []
     if copy.any():
@@ -182,6 +182,8 @@ def isolated(images: UInt8[Tensor, "n c h w"], among: Bool[Tensor, " n"]) -> Boo
 
 
 def _too_few(count: int, holdout: float, false_calls: float) -> str:
+    if holdout == 1:
+        return f"{count} good images are few: {100 / (count + 1):.0f} % of good parts will FAIL; give 20 or more"
     kept = held_out_images(count, holdout)
     rate = f"a false-call rate of {100 / (kept + 1):.0f} % at best"
     sentence = f"{count} good images are few: the {kept} held out for the thresholds can guarantee {rate}"

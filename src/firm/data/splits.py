@@ -1,12 +1,15 @@
-"""Which good images are trained on and which set the threshold."""
+"""Which good images are trained on and which set the thresholds: one split, or folds in which each takes its turn."""
 
 import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from firm.errors import DataError, SettingError
+from firm.errors import DataError, SettingError, named
 from firm.runtime.random import stream
 
 TENTH, QUARTER = 0.1, 0.25
@@ -43,6 +46,33 @@ def check_holdout(holdout: float) -> None:
     """Refuse a share that is none."""
     if not 0 < holdout < 1:
         raise SettingError(f"holdout is {holdout}; it must lie between 0 and 1")
+
+
+def folds_by_part(parts: Int[Tensor, " n"], folds: int, *, seed: int) -> Int[Tensor, " n"]:
+    """The fold of each image, 0, 1, ...: of about equal size, with images of one part in one fold."""
+    sizes = parts.bincount()
+    images, fold = torch.zeros(min(folds, len(sizes)), dtype=torch.long), torch.zeros_like(sizes)
+    for part in torch.randperm(len(sizes), generator=stream(seed, "folds")).tolist():
+        fold[part] = images.argmin()
+        images[fold[part]] += sizes[part]
+    return fold[parts]
+
+
+def parts_by_name(files: Sequence[Path], pattern: str) -> Int[Tensor, " n"]:
+    """The part of each image from its path: what the first group of a regular expression matches, else all of it."""
+    try:
+        search = re.compile(pattern).search
+    except re.error as error:
+        raise SettingError(f"--group-by {pattern!r} is no regular expression: {error}") from error
+    if not files:
+        raise SettingError("--group-by needs images that are files; pass `parts` for others")
+    names = []
+    for file in files:
+        if (match := search(file.as_posix())) is None:
+            raise DataError(f"--group-by {pattern!r} matches nothing in {named(file)}; every image needs a part")
+        names.append(match[1] if match.re.groups else match[0])
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return torch.tensor([numbers[name] for name in names])
 
 
 def held_out_images(images: int, holdout: float) -> int:

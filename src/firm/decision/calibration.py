@@ -1,12 +1,15 @@
-"""Thresholds with guaranteed false-call rates: conformal quantiles of the scores of held-out good images.
+"""Thresholds with stated false-call rates: conformal quantiles of the scores of good images.
 
-The guarantee holds for future good parts like these, for any score distribution; it counts parts, not photographs.
-Defects do not move a threshold, so the interval of the miss rate is exact.
+Scores of held-out images by the detector itself guarantee the rates, for future good parts like these and for any score
+distribution. Out-of-fold scores come from models that learnt from fewer images than the detector: they use every good
+image, and no theorem covers them, so their rates are called estimated. Rates count parts, not photographs. Defects do
+not move a threshold, so the interval of the miss rate is exact.
 """
 
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,10 +23,14 @@ from firm.errors import DataError, FirmError, ModelFileError, SettingError, name
 from firm.metrics.image import CONFIDENCE, Rate, rate_of
 from firm.runtime.files import read_file, write_atomically
 
-SCHEMA = 1
+SCHEMA = 2
 PASS, REVIEW, FAIL = "PASS", "REVIEW", "FAIL"
 KIND, NAME = "calibration", "calibration.json"
 AGAIN = "run firm calibrate again"
+HELD_OUT, FOLDS = "held-out", "folds"  # where the scores come from: the detector itself, or one model for each fold
+FALSE_CALLS, FAILS = 0.05, 0.01  # default target rates, if there are images enough
+SPARED = 3  # good parts above the default review threshold, so that one odd part does not decide what may PASS
+ODD = 0.75  # gap below the highest score, relative to the rest of the tail, from which its image is named
 
 Scores = Float[Tensor, " n"]
 Parts = Int[Tensor, " n"] | None
@@ -33,19 +40,31 @@ Parts = Int[Tensor, " n"] | None
 class TargetRates:
     """The rates a calibration aims at; a threshold set by hand is used unchanged."""
 
-    false_calls: float = 0.05  # of good parts with REVIEW or FAIL
-    fail: float = 0.01  # of good parts that FAIL
+    false_calls: float | None = None  # of good parts with REVIEW or FAIL; None: what the good parts support
+    fail: float | None = None  # of good parts that FAIL; None: the same
     misses: float | None = None  # of defects that do not FAIL
     fail_at: float | None = None
     review_at: float | None = None
 
     def __post_init__(self) -> None:
-        _check_rate("false_calls", self.false_calls)
-        _check_rate("fail", self.fail)
+        for name, rate in (("false_calls", self.false_calls), ("fail", self.fail)):
+            if rate is not None:
+                _check_rate(name, rate)
         if self.misses is not None and not 0 <= self.misses < 1:
             raise SettingError(f"misses is {self.misses}; it must be 0 or more and below 1")
         if self.fail_at is not None and self.review_at is not None:
             _check_order(self.review_at, self.fail_at)
+
+    def of(self, parts: int) -> tuple[float, float]:
+        """Rates of false calls and of FAIL for so many good parts.
+
+        With few parts the lowest rate is that of the highest score. FAIL takes it; REVIEW spares the highest few parts,
+        because a defect that PASSes is worse than a good part that is looked at.
+        """
+        spared = min(SPARED, max(1, parts // (2 * SPARED)))
+        calls = max(FALSE_CALLS, min(0.5, (spared + 1) / (parts + 1))) if self.false_calls is None else self.false_calls
+        fail = max(FAILS, 1 / (parts + 1)) if self.fail is None else self.fail
+        return calls, min(fail, calls)  # FAIL implies a call
 
 
 @dataclass(frozen=True)
@@ -128,6 +147,8 @@ class Calibration:
     scores: tuple[float, ...] = ()  # of the good images
     shown: tuple[int, ...] = ()  # the part each of them shows
     light: tuple[float, ...] = ()  # brightness of each, 0 to 1; empty if unknown
+    files: tuple[str, ...] = ()  # their names; empty if unknown
+    basis: str = HELD_OUT  # or folds: the rates are estimated
     misses: Misses | None = None
 
     def __post_init__(self) -> None:
@@ -162,21 +183,23 @@ def calibration_of(
     peaks: Scores | None = None,
     parts: Parts = None,  # that each image shows
     light: Scores | None = None,  # brightness, stored to detect drift
+    files: Sequence[str] = (),
+    basis: str = HELD_OUT,
     defects: Float[Tensor, " m"] | None = None,
     targets: TargetRates | None = None,
 ) -> Calibration:
-    """Image thresholds from the scores of held-out good images, the pixel threshold from the peaks of their maps."""
+    """Image thresholds from the scores of good images, the pixel threshold from the peaks of their maps."""
     targets = targets or TargetRates()
     if targets.misses is not None and defects is None:
         raise DataError("a target rate of misses needs labelled defects; give some")
-    # FAIL implies a call, so its rate cannot exceed that of false calls
-    failing = min(targets.fail, targets.false_calls)
-    review, reviewed = _threshold(good, parts, targets.false_calls, targets.review_at)
+    shown = torch.arange(len(good)) if parts is None else parts.unique(return_inverse=True)[1]
+    count = int(shown.max()) + 1 if len(good) else 0
+    calls, failing = targets.of(count)
+    review, reviewed = _threshold(good, parts, calls, targets.review_at)
     fail, failed = _threshold(good, parts, failing, targets.fail_at)
     pixel, marked = (None, None) if peaks is None else threshold_of(peaks, failing, parts)
-    shown = torch.arange(len(good)) if parts is None else parts.unique(return_inverse=True)[1]
-    count = int(shown.max()) + 1
-    source = f"from {plural(len(good), 'held-out good image')}" + f" of {count} parts" * (count < len(good))
+    source = f"from {plural(len(good), ('held-out ' if basis == HELD_OUT else '') + 'good image')}"
+    source += f" of {count} parts" * (count < len(good)) + ", scored out of fold" * (basis == FOLDS)
     source += "" if defects is None else f" and {len(defects)} defects"
     by_hand = [name for name, value in (("fail", targets.fail_at), ("review", targets.review_at)) if value is not None]
     return Calibration(
@@ -193,6 +216,8 @@ def calibration_of(
         scores=tuple(good.double().tolist()),
         shown=tuple(shown.tolist()),
         light=() if light is None else tuple(light.double().tolist()),
+        files=tuple(files),
+        basis=basis,
         misses=None if defects is None else _misses(defects, review, fail, good, parts, targets.misses),
     )
 
@@ -217,16 +242,21 @@ def _misses(defects: Tensor, review: float, fail: float, good: Scores, parts: Pa
 
 
 def summary_of(calibration: Calibration) -> list[str]:
-    """The thresholds and their guarantees."""
+    """The thresholds and the rates they keep."""
+    calls, fails = calibration.reviewed.kept, calibration.failed.kept
+    stated, about = ("guarantee", "at most") if calibration.basis == HELD_OUT else ("estimate", "about")
     lines = [
         f"PASS up to {calibration.review:.6g}, REVIEW up to {calibration.fail:.6g}, FAIL above",
-        f"guarantee: at most {_percent(calibration.reviewed.kept)} of good parts are for REVIEW or FAIL, "
-        f"at most {_percent(calibration.failed.kept)} FAIL, on average over calibrations",
+        f"{stated}: {about} {_percent(calls)} of good parts are for REVIEW or FAIL, {about} {_percent(fails)} FAIL, "
+        "on average over calibrations",
     ]
     review, fail = calibration.upper_bound(calibration.review), calibration.upper_bound(calibration.fail)
     if review is not None and fail is not None:
         bounds = f"{_percent(review)} for REVIEW or FAIL, {_percent(fail)} FAIL"
         lines.append(f"95 % confidence bound for this calibration: {bounds}")
+        load = round((calls - fails) * calibration.parts)
+        if calls > FALSE_CALLS + 1e-9 and load:
+            lines[-1] += f"; about {load} of {calibration.parts} good parts go to REVIEW, more good images shrink this"
     if calibration.pixel is not None and calibration.marked is not None:
         rate = _percent(calibration.marked.kept)
         lines.append(f"regions: heat above {calibration.pixel:.6g}, in at most {rate} of good parts")
@@ -249,6 +279,8 @@ def warnings_of(calibration: Calibration) -> list[str]:
             )
     if calibration.review == calibration.fail:
         lines.append("review and fail are the same threshold, so nothing is for REVIEW")
+    if text := _odd_image(calibration):
+        lines.append(text)
     misses = calibration.misses
     if misses is not None and misses.too_many and misses.wished is not None and misses.price is not None:
         lines.append(
@@ -257,6 +289,18 @@ def warnings_of(calibration: Calibration) -> list[str]:
             f"{misses.enough:.6g}, at which up to {_percent(misses.price)} of good parts FAIL"
         )
     return lines
+
+
+def _odd_image(calibration: Calibration) -> str:
+    """Names the image that alone sets the threshold of FAIL, if its score is far above the next."""
+    if len(calibration.scores) < 4 or not calibration.files:
+        return ""
+    scores = torch.tensor(calibration.scores, dtype=torch.float64)
+    top, following = scores.topk(2).values.tolist()
+    if top != calibration.fail or top - following <= ODD * (following - float(scores.median())):
+        return ""
+    file = named(calibration.files[int(scores.argmax())])
+    return f"the good image {file} scores {top:.3g}, the next {following:.3g}, and sets the FAIL threshold: look at it"
 
 
 def plural(number: int, name: str) -> str:
@@ -293,7 +337,7 @@ def from_json(values: Any) -> Calibration:
     try:
         for name in ("reviewed", "failed", "marked"):
             fields[name] = fields[name] and Guarantee(**fields[name])
-        for name in ("scores", "shown", "light"):
+        for name in ("scores", "shown", "light", "files"):
             fields[name] = tuple(fields[name])
         if (misses := fields["misses"]) is not None:
             rates = {name: Rate(**misses[name]) for name in ("unfailed", "passed")}

@@ -1,10 +1,11 @@
 """Fit on good images, score, inspect, calibrate, save and load: `Detector.fit("parts/good").inspect("new/017.png")`."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from html import escape
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, overload
 
@@ -92,8 +93,8 @@ class Detector(Fitted):
         device: str = "cpu",
         folder: Path | None = None,
         holdout: float | None = None,
-        false_calls: float = 0.05,
-        fail: float = 0.01,
+        false_calls: float | None = None,
+        fail: float | None = None,
         minutes: float | None = None,
         memory: float = MEMORY,
         depth: Depth | None = None,
@@ -102,6 +103,8 @@ class Detector(Fitted):
         parts: Int[Tensor, " n"] | None = None,
         channels: str = "rgb",
         checkpoint_seconds: float = 30.0,
+        calibration: str | None = None,
+        group_by: str | None = None,
         listener: Listener = SILENT,
         on_progress: OnProgress | None = None,
     ) -> Self:
@@ -113,9 +116,9 @@ class Detector(Fitted):
             seed: seeds every random draw.
             device: cpu, cuda, mps, ...
             folder: makes the training resumable: call again with the same arguments after an interruption.
-            holdout: fraction of the good images held out of training to set the thresholds.
-            false_calls: target rate of good parts that do not PASS.
-            fail: target rate of good parts that FAIL.
+            holdout: fraction of the good images held out of training to set the thresholds; implies a split.
+            false_calls: target rate of good parts that do not PASS; by default what the good images support.
+            fail: target rate of good parts that FAIL; by default the same.
             minutes: time budget of the fit; replaces the recipe's epochs.
             memory: GB the fit may use; if the good images need more, a uniform sample is used.
             depth: the white level of files with more than 8 bits; by default detected on the good images.
@@ -124,6 +127,10 @@ class Detector(Fitted):
             parts: which part each image shows; by default detected on the images.
             channels: rgb or bgr, as OpenCV has them; of arrays.
             checkpoint_seconds: time between checkpoints.
+            calibration: "folds": all images are learnt from, and thresholds come from models that score the fold they
+                have not seen (rates are estimated); "split": from held-out images (rates are guaranteed). By default
+                folds with frozen features, else a split.
+            group_by: a regular expression on the path of each image that names its part, in place of `parts`.
             listener: receives messages, warnings and progress.
             on_progress: called after every training step.
         """
@@ -141,6 +148,8 @@ class Detector(Fitted):
             ignored=ignored,
             parts=parts,
             checkpoint_seconds=checkpoint_seconds,
+            calibration=calibration,
+            group_by=group_by,
         )
         return cls.learn(read_good(in_rgb(good, channels), recipe, options, listener), listener, on_progress)
 
@@ -242,6 +251,7 @@ class Detector(Fitted):
         good: UInt8[Tensor, "n c h w"],
         *,
         name: str = "images",
+        files: Sequence[str] = (),
         defects: UInt8[Tensor, "m c h w"] | None = None,
         targets: TargetRates | None = None,
         listener: Listener = SILENT,
@@ -252,7 +262,8 @@ class Detector(Fitted):
         a threshold; the calibration counts how many of them are missed.
         """
         check_images(good)
-        fresh = good[~copies_of_known(good, self.thumbnails)]
+        new = ~copies_of_known(good, self.thumbnails)
+        fresh, files = good[new], tuple(compress(files, new.tolist()))
         if len(fresh) < len(good):
             listener.say(
                 f"{len(good) - len(fresh)} of the {len(good)} good images are training images and are left out"
@@ -272,6 +283,7 @@ class Detector(Fitted):
             peaks=measured.peaks,
             parts=parts,
             light=measured.light,
+            files=files,
             defects=defects,
             targets=targets,
         )

@@ -28,9 +28,10 @@ def epochs_within(
     *,
     held_out: int,
     device: str,
+    trainings: int = 1,
     listener: Listener = SILENT,
 ) -> int:
-    """How many epochs fit into the minutes less the elapsed seconds: times a few steps on a throw-away network."""
+    """How many epochs of so many trainings fit into the minutes less the elapsed seconds: times a few steps."""
     recipe, task = prepared.recipe, prepared.task
     state, moments = start(task.network(recipe.encoder), task.training, device), list[float]()
     for _ in train(state, task, recipe.method):
@@ -40,7 +41,7 @@ def epochs_within(
     step = (moments[-1] - moments[0]) / max(1, len(moments) - 1)
     scored = held_out + 2 * INSPECTED + PROBES * (KNOWN + 2 * INSPECTED)
     after = _search_seconds(recipe, prepared, backbone) * (1 + scored / len(prepared.data.train))
-    epoch = max(step * task.steps_per_epoch, 1e-9)
+    epoch = max(step * task.steps_per_epoch * trainings, 1e-9)
     epochs = (60 * minutes - elapsed - after) / epoch
     if epochs < LEAST_EPOCHS:
         least = (elapsed + after + LEAST_EPOCHS * epoch) / 60

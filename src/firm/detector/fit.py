@@ -1,12 +1,13 @@
 """The pipeline from good images to a detector, used by the command line, `Detector.fit` and `firm bench`.
 
 read_good    decode the good images once and validate them
-split        training images, and images held out for the thresholds; no part is on both sides
+split        training images, and images that set the thresholds: held out, or in folds; no part is on both sides
 choose       settings, tuned on synthetic defects (tune.py)
 prepare      align every image once, embed it once (prepare.py)
 train        the training, resumable at any step
 remember     build the reference features with the trained network (remember.py)
-calibrate    thresholds on the held-out images
+fold_model   for each fold, a model of the other folds, which scores it
+calibrate    thresholds on the scores of images that their model has not seen
 self_check   AUROC on synthetic defects, next to the pixel baseline (self_check.py)
 """
 
@@ -31,8 +32,8 @@ from torch import Tensor
 from firm.data.duplicates import check_good, describe_parts, group_by_part, warnings_about
 from firm.data.folder import SIZE, Reading, find_files, load_files
 from firm.data.registry import load, shows_parts, training_files
-from firm.data.splits import check_holdout, default_holdout, parts_needed, split_by_part
-from firm.decision.calibration import Calibration, TargetRates, calibration_of
+from firm.data.splits import check_holdout, default_holdout, parts_by_name, parts_needed
+from firm.decision.calibration import FALSE_CALLS, Calibration, TargetRates, calibration_of
 from firm.detector.estimate import LEAST_EPOCHS, epochs_within
 from firm.detector.prepare import (
     MEMORY,
@@ -44,10 +45,11 @@ from firm.detector.prepare import (
     prepare,
     read_side,
 )
-from firm.detector.remember import Fitted, measure, remember
-from firm.detector.self_check import CheckImages, Prober, self_check, summary, warning
+from firm.detector.remember import Fitted, Measured, fit_model, measure, remember
+from firm.detector.self_check import INSPECTED, Checked, CheckImages, Prober, check_model, self_check, summary, warning
+from firm.detector.split import Split, by_folds, by_holdout
 from firm.detector.tune import choose, choose_features
-from firm.errors import DataError, MachineError, named
+from firm.errors import DataError, MachineError, SettingError, named
 from firm.images.arrays import images_in
 from firm.images.decode import decode, depth_of
 from firm.images.ignore_mask import read_ignored
@@ -57,12 +59,16 @@ from firm.recipes import presets
 from firm.recipes.recipe import Recipe, change, sparse
 from firm.runtime.files import folder_lock, write_atomically
 from firm.runtime.listener import SILENT, Listener
+from firm.scoring.models import Model
 from firm.training.loop import Progress
 from firm.training.runs import Run
 from firm.types import Depth, OneClass
 
 Images = Path | str | UInt8[Tensor, "n c h w"] | OneClass | npt.NDArray[Any] | Sequence[Any]  # files or arrays
 OnProgress = Callable[[Progress, Run], None]
+FOLDS, FEW_FOLDS = 5, 3  # models that score the good images they have not seen; few if the training is long
+SHORT = 15  # epochs of a short training
+FEWEST_PARTS = 4  # of which folds are made
 LEFT_OUT = "left out"  # prefix of the warning about an unusable file
 
 
@@ -74,8 +80,8 @@ class Options:
     device: str = "cpu"
     folder: Path | None = None
     holdout: float | None = None
-    false_calls: float = 0.05
-    fail: float = 0.01
+    false_calls: float | None = None
+    fail: float | None = None
     minutes: float | None = None
     memory: float = MEMORY
     depth: Depth | None = None
@@ -83,8 +89,12 @@ class Options:
     ignored: Path | Bool[Tensor, "a b"] | None = None
     parts: Int[Tensor, " n"] | None = None
     checkpoint_seconds: float = 30.0
+    calibration: str | None = None
+    group_by: str | None = None
 
     def __post_init__(self) -> None:
+        if self.calibration not in (None, "split", "folds"):
+            raise SettingError(f"calibration is {self.calibration!r}; use split or folds")
         TargetRates(false_calls=self.false_calls, fail=self.fail)  # refuses wrong rates before anything is read
         check_holdout(0.5 if self.holdout is None else self.holdout)
 
@@ -103,7 +113,7 @@ class Good:
     def key(self) -> str:
         """A digest of everything that determines the detector; stored in it, so an identical fit can be recognised."""
         by, ignored = self.options, self.data.ignored
-        rates = (by.holdout, by.false_calls, by.fail, by.minutes)
+        rates = (by.holdout, by.false_calls, by.fail, by.minutes, by.calibration, by.group_by)
         hidden = None if ignored is None else fingerprint(ignored)
         content = [fingerprint(self.data.train), asdict(self.data.depth), by.seed, rates, hidden]
         return hashlib.sha256(json.dumps([sparse(self.recipe), *content], sort_keys=True).encode()).hexdigest()[:16]
@@ -150,27 +160,51 @@ def fit(good: Good, listener: Listener = SILENT, on_progress: OnProgress | None 
             folder=options.folder,
             listener=listener,
         )
-        check, prober = None, None
         if options.minutes is not None:
             prepared = _within_minutes(good, prepared, split, time.perf_counter() - began, listener)
-        if options.minutes is not None or prepared.recipe.patchwise:
-            check = CheckImages.of(prepared.recipe, prepared, split.held_out, seed=seed)
-            prober = None if options.minutes is None else Prober(prepared, check, seed)
-        run = train(prepared, options, listener=listener, callbacks=(prober, on_progress))
-        network = prepared.trained(run)
-        recipe = choose_features(prepared, network, seed=seed, listener=listener)
-        origin = _origin(prepared, run) | {"asked": good.key}
-        listener.progress("remembering good images", 0, None)
-        fitted = remember(recipe, prepared, network, origin, seed=seed)
-        fitted.probes = [] if prober is None else prober.lines
-        fitted.calibration = calibrate(fitted, split, options, listener)
-        if check is not None and fitted.model.has_maps:
-            listener.progress("self-check", 0, None)
-            metrics = self_check(fitted, prepared, check, seed=seed)
-            listener.say(summary(metrics))
-            if text := warning(metrics, backbone=bool(recipe.pretrained.name)):
-                listener.warn(text)
-            fitted.origin |= {"metrics": metrics}
+        origin = _origin(prepared) | {"asked": good.key}
+        return learn(prepared, split, options, origin, listener=listener, on_progress=on_progress)
+
+
+def learn(
+    prepared: Prepared,
+    split: Split,
+    options: Options,
+    origin: dict[str, Any],
+    *,
+    listener: Listener = SILENT,
+    on_progress: OnProgress | None = None,
+    check: bool = True,
+) -> Fitted:
+    """The steps that follow the preparation: train, remember, score what was not learnt from, calibrate, self-check."""
+    seed, prober = options.seed, None
+    if options.minutes is not None:
+        held_out = split.held_out_from(prepared, 0)
+        images = CheckImages.of(prepared.recipe, held_out.prepared, held_out.images, seed=seed)
+        prober = Prober(held_out.prepared, images, seed)
+    callbacks = (on_progress,) if split.folds else (prober, on_progress)
+    run = train(prepared, options, listener=listener, callbacks=callbacks)
+    network = prepared.trained(run)
+    recipe = choose_features(prepared, network, seed=seed, listener=listener)
+    listener.progress("remembering good images", 0, None)
+    origin = origin | {"task": run.digest, "collapsed": run.collapsed}
+    fitted = remember(recipe, prepared, network, origin, seed=seed)
+    measured, checked, room = list[Measured](), list[Checked](), INSPECTED if check else 0
+    for number in range(max(1, split.folds)):
+        held_out, model = split.held_out_from(prepared, number), fitted.model
+        if split.folds:
+            model = fold_model(recipe, held_out.prepared, number, split.folds, options, listener, prober)
+        stage = f"scoring fold {number + 1} of {split.folds}" if split.folds else "setting thresholds"
+        counted = partial(listener.progress, stage, total=len(held_out.images))
+        measured.append(measure(model, held_out.images, counted))
+        if model.has_maps and room > 0:
+            images = CheckImages.of(recipe, held_out.prepared, held_out.images[:room], seed=seed, fold=number)
+            room -= len(held_out.images)
+            checked.append(check_model(model, recipe, held_out.prepared, images, seed=seed))
+    if checked:
+        fitted.origin |= {"metrics": _self_check(checked, recipe, listener)}
+    fitted.probes = [] if prober is None else prober.lines
+    fitted.calibration = calibrate(fitted.id, measured, split, options)
     return fitted
 
 
@@ -183,36 +217,47 @@ def default_recipe(images: Images) -> Recipe:
 # --- the steps ---
 
 
-@dataclass(frozen=True)
-class Split:
-    """Training images and held-out images, each with the part it shows."""
-
-    learn: OneClass
-    parts: Int[Tensor, " n"]
-    held_out: UInt8[Tensor, "m c h w"]
-    held_out_parts: Int[Tensor, " m"]
-
-
 def split_good(good: Good, listener: Listener = SILENT) -> Split:
-    """Group the images by part, and hold some parts out for the thresholds."""
+    """Group the images by part, and hold some parts out for the thresholds, or divide all of them into folds."""
     data, options = good.data, good.options
-    parts = group_by_part(data.name, data.train) if options.parts is None else options.parts
-    count, rate = len(data.train), options.false_calls
-    holdout = default_holdout(count, rate) if options.holdout is None else options.holdout
+    parts, count, rate = _parts(data, options), len(data.train), options.false_calls or FALSE_CALLS
+    if _uses_folds(good, parts):
+        folds = FOLDS if good.recipe.training.epochs <= SHORT else FEW_FOLDS
+        holdout, split = 1.0, by_folds(data, parts, folds, seed=options.seed)
+    else:
+        holdout = default_holdout(count, rate) if options.holdout is None else options.holdout
+        split = by_holdout(data, parts, holdout, seed=options.seed, min_parts=parts_needed(rate))
     for text in warnings_about(data, holdout=holdout, false_calls=rate):
         listener.warn(text)
-    learn, held_out = split_by_part(parts, holdout, seed=options.seed, min_parts=parts_needed(rate))
-    check_recipe(good.recipe, data, len(learn))
+    check_recipe(good.recipe, data, split.fewest)
     side = " x ".join(map(str, data.train.shape[:1:-1]))
     remarks = [text] if (text := describe_parts(parts)) else []
     if data.ignored is not None:
         remarks.append(f"{100 * float(data.ignored.float().mean()):.1f} % of the pixels ignored")
     listener.say(
-        f"{named(data.name)}: {count} good images of {side} px, {len(learn)} to learn from, {len(held_out)} held out"
+        f"{named(data.name)}: {count} good images of {side} px, {split}"
         + (f" ({'; '.join(remarks)})" if remarks else "")
     )
-    numbers = parts[learn].unique(return_inverse=True)[1]  # from 0 without gaps
-    return Split(replace(data, train=data.train[learn]), numbers, data.train[held_out], parts[held_out])
+    return split
+
+
+def _parts(data: OneClass, options: Options) -> Int[Tensor, " n"]:
+    """The part that each good image shows: as given, by name, or found."""
+    if options.group_by is not None:
+        return parts_by_name(data.files, options.group_by)
+    return group_by_part(data.name, data.train) if options.parts is None else options.parts
+
+
+def _uses_folds(good: Good, parts: Int[Tensor, " n"]) -> bool:
+    """Folds for frozen features, unless a split is asked for; an encoder from scratch is trained only once."""
+    options, enough = good.options, len(parts.unique()) >= FEWEST_PARTS
+    if options.calibration is None:
+        return good.backbone is not None and options.holdout is None and enough
+    if options.calibration == "folds" and (good.backbone is None or not enough):
+        raise SettingError(
+            f"--calibration folds needs frozen features and {FEWEST_PARTS} parts or more; use --calibration split"
+        )
+    return options.calibration == "folds"
 
 
 def train(
@@ -234,32 +279,57 @@ def train(
     return run
 
 
-def _origin(prepared: Prepared, run: Run) -> dict[str, Any]:
+def _origin(prepared: Prepared) -> dict[str, Any]:
     return {
         "data": prepared.data.name,
         "seed": prepared.task.seed,
         "good_images": len(prepared.data.train),
         "fingerprint": prepared.task.fingerprint,
-        "task": run.digest,
         "firm": version("firm"),
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "collapsed": run.collapsed,
     }
 
 
-def calibrate(fitted: Fitted, split: Split, options: Options, listener: Listener = SILENT) -> Calibration:
-    """Thresholds from the scores of the held-out images."""
-    images = split.held_out
-    measured = measure(fitted.model, images, partial(listener.progress, "setting thresholds", total=len(images)))
-    targets = TargetRates(false_calls=options.false_calls, fail=options.fail)
+def fold_model(
+    recipe: Recipe,
+    prepared: Prepared,
+    number: int,
+    folds: int,
+    options: Options,
+    listener: Listener,
+    prober: Prober | None,
+) -> Model:
+    """The model of all images but those of a fold; its training resumes in a folder of its own."""
+    folder = None if options.folder is None else options.folder / f"fold-{number}"
+    run = prepared.run(device=options.device, folder=folder, checkpoint_seconds=options.checkpoint_seconds)
+    for progress in run:
+        listener.progress(f"training fold {number + 1} of {folds}", progress.step, progress.steps)
+        if number == 0 and prober is not None:
+            prober(progress, run)
+    return fit_model(recipe, prepared, prepared.trained(run), seed=options.seed)
+
+
+def _self_check(checked: Sequence[Checked], recipe: Recipe, listener: Listener) -> dict[str, Any]:
+    metrics = self_check(checked)
+    listener.say(summary(metrics))
+    if text := warning(metrics, backbone=bool(recipe.pretrained.name)):
+        listener.warn(text)
+    return metrics
+
+
+def calibrate(model: str, measured: Sequence[Measured], split: Split, options: Options) -> Calibration:
+    """Thresholds from the scores of good images that their models have not seen."""
+    scores, peaks, light = zip(*measured, strict=True)
     return calibration_of(
-        measured.scores,
-        model=fitted.id,
-        peaks=measured.peaks,
+        torch.cat(scores),
+        model=model,
+        peaks=None if peaks[0] is None else torch.cat(peaks),
         parts=split.held_out_parts,
-        light=measured.light,
-        targets=targets,
+        light=torch.cat(light),
+        files=split.files,
+        basis="folds" if split.folds else "held-out",
+        targets=TargetRates(false_calls=options.false_calls, fail=options.fail),
     )
 
 
@@ -330,9 +400,15 @@ def _within_minutes(good: Good, prepared: Prepared, split: Split, elapsed: float
     file = None if folder is None else folder / "minutes.json"
     epochs = json.loads(file.read_bytes()).get(str(minutes)) if file is not None and file.is_file() else None
     if epochs is None:
-        held_out, device = len(split.held_out), good.options.device
         epochs = epochs_within(
-            minutes, elapsed, prepared, good.backbone, held_out=held_out, device=device, listener=listener
+            minutes,
+            elapsed,
+            prepared,
+            good.backbone,
+            held_out=len(split.held_out_parts),
+            trainings=max(1, split.folds),
+            device=good.options.device,
+            listener=listener,
         )
         if file is not None:
             write_atomically(file, json.dumps({str(minutes): epochs}).encode())

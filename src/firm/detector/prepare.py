@@ -2,9 +2,10 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Self
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -82,6 +83,15 @@ class Prepared:
             checkpoint_seconds=checkpoint_seconds,
             log_every=log_every,
         )
+
+    def subset(self, known: Int[Tensor, " k"]) -> Self:
+        """Some of the images, for a model that must not see the others; nothing is aligned or embedded again."""
+        assert isinstance(self.task, PatchTask)
+        assert self.aligned is not None
+        assert self.cells is not None
+        data = replace(self.data, train=self.data.train[known], files=())
+        aligned, task = self.aligned[known], self.task.subset(known)
+        return replace(self, data=data, parts=self.parts[known], aligned=aligned, task=task, cells=self.cells[known])
 
     def trained(self, run: Run) -> Network | Adapted:
         """The network of a run of this training, with its backbone if it has one."""

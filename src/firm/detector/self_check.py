@@ -5,16 +5,17 @@ It compares trainings; it does not predict how many real defects are detected.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, UInt8
+from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
 from firm.detector.prepare import Prepared
-from firm.detector.remember import Fitted, fit_model
+from firm.detector.remember import fit_model
 from firm.errors import FirmError
 from firm.images.alignment import Conditioned
 from firm.metrics.image import auroc, auroc_interval
@@ -39,27 +40,43 @@ class CheckImages:
     defective: Bool[Tensor, " m"]
 
     @classmethod
-    def of(cls, recipe: Recipe, prepared: Prepared, held_out: UInt8[Tensor, "n c h w"], *, seed: int) -> CheckImages:
+    def of(
+        cls, recipe: Recipe, prepared: Prepared, held_out: UInt8[Tensor, "n c h w"], *, seed: int, fold: int = 0
+    ) -> CheckImages:
         good, others, known, masks = held_out[:INSPECTED], prepared.data.train[:KNOWN], prepared.aligned, None
         if known is not None and known.frames is None and known.images.shape[2:] == others.shape[2:]:
             masks = known.foreground[:KNOWN]
         rule = recipe.conditioning.foreground
         scene = scene_of(good, others, prepared.data.ignored, rule=rule, masks=(None, masks))
         copy = torch.arange(len(good)) % recipe.outliers.per_inlier
-        bad = make_outliers(recipe.outliers, good, rng=stream(seed, "proof"), copy=copy, scene=scene).images
+        rng = stream(seed, "proof", fold) if fold else stream(seed, "proof")
+        bad = make_outliers(recipe.outliers, good, rng=rng, copy=copy, scene=scene).images
         return cls(torch.cat([good, bad]), torch.arange(2 * len(good)) >= len(good))
 
 
-def self_check(fitted: Fitted, prepared: Prepared, check: CheckImages, *, seed: int) -> dict[str, Any]:
-    """AUROC on the synthetic defects with its interval, and of the pixel baseline, for the card."""
-    model = fitted.model
-    aligned = model.align(check.images)
-    interval = auroc_interval(model.score_aligned(aligned), check.defective)
-    metrics = {"synthetic_auroc": asdict(interval), "good_images": len(check.defective) // 2}
+class Checked(NamedTuple):
+    """Scores of images without and with synthetic defects, by a model and by its pixel baseline."""
+
+    scores: Float[Tensor, " m"]
+    pixels: Float[Tensor, " m"]  # empty if plain pixels are not compared
+    defective: Bool[Tensor, " m"]
+
+
+def check_model(model: Model, recipe: Recipe, prepared: Prepared, check: CheckImages, *, seed: int) -> Checked:
+    """Score the images by a model that has not seen them."""
+    aligned, pixels = model.align(check.images), torch.empty(0)
     with suppress(FirmError):  # some memory settings cannot compare pixels
-        if (baseline := pixel_baseline(fitted.recipe, model, prepared, seed=seed)) is not None:
-            metrics["pixels_auroc"] = auroc(baseline.score_aligned(aligned), check.defective)
-    return metrics
+        if (baseline := pixel_baseline(recipe, model, prepared, seed=seed)) is not None:
+            pixels = baseline.score_aligned(aligned)
+    return Checked(model.score_aligned(aligned), pixels, check.defective)
+
+
+def self_check(checked: Sequence[Checked]) -> dict[str, Any]:
+    """AUROC on the synthetic defects with its interval, and of the pixel baseline, for the card."""
+    scores, pixels, defective = (torch.cat(values) for values in zip(*checked, strict=True))
+    interval = auroc_interval(scores, defective)
+    metrics = {"synthetic_auroc": asdict(interval), "good_images": len(defective) // 2}
+    return metrics | ({"pixels_auroc": auroc(pixels, defective)} if len(pixels) == len(scores) else {})
 
 
 def pixel_baseline(recipe: Recipe, model: Model, prepared: Prepared, *, seed: int) -> Model | None:

@@ -217,7 +217,7 @@ def _opened(content: bytes) -> Image.Image:
         raise _Refused(f"cannot be decoded: its {kind} header is damaged or unknown; {REPLACE}") from None
     most = MAX_SCANNED // max(image.width * image.height, 1_000_000)
     if kind == "JPEG" and next(islice(SCAN.finditer(content), most, None), None):
-        raise _Refused(f"has more than {most} scans for {image.width * image.height:,} pixels; save it as baseline JPEG")
+        raise _Refused(f"has more than {most} scans for {image.width * image.height:,} pixels; save it as a plain JPEG")
     return _checked(image)
 
 

@@ -1,5 +1,6 @@
 """Records -> a Markdown page: our numbers with their scale and origin, and the paper's beside them."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -20,6 +21,7 @@ CURVE = "s_con k=1"
 SCORES = ("s_con k=1", "s_con k=5", "s_shift k=1", "s_shift k=5", "s_ens k=1", "s_ens k=5", "s_proto", "kde")
 FITTED = "+ unadapted"  # the variant of an adaptor that a fit scores with
 NOT_TRAINED = ("pixels", "backbone")  # features
+VERDICTS = ("PASS", "REVIEW", "FAIL")
 
 
 def page(
@@ -279,7 +281,32 @@ def _guarantee_cells(row: str, run: Record) -> list[str]:
     return [*cells, ", ".join(drift) or "no", caught_share, _interval([run["auroc"]])]
 
 
-SECTIONS = {"semantic": _semantic, "patches": _patches, "guarantees": _guarantees}
+def _few(_table: Table, by_data: dict[str, dict[str, Runs]]) -> list[str]:
+    """Verdicts by number of good images, summed over seeds, for both ways of calibrating."""
+    head = ["good images", "thresholds by", "subsets", "defects that PASS", "in REVIEW", "FAIL", "good in REVIEW"]
+    head += ["good that FAIL", "stated: not PASS", "stated: FAIL", "image AUROC"]
+    parts = []
+    for data, rows in by_data.items():
+        runs = [run for runs in rows.values() for run in runs]
+        sizes = sorted({size for run in runs for size in run["final"]}, key=int)
+        lines = [[size, way, *_few_cells(runs, size, way)] for size in sizes for way in ("split", "folds")]
+        parts += [f"### {data}", _markdown(head, lines) if lines else "Not run yet."]
+    return parts
+
+
+def _few_cells(runs: Runs, size: str, way: str) -> list[str]:
+    found = [run["final"][size][way] for run in runs if size in run["final"]]
+    counts = {side: Counter[str]() for side in ("good", "defects")}
+    for judged in found:
+        for side, total in counts.items():
+            total.update(judged[side])
+    cells = [f"{100 * counts['defects'][verdict] / counts['defects'].total():.1f} %" for verdict in VERDICTS]
+    cells += [f"{100 * counts['good'][verdict] / counts['good'].total():.1f} %" for verdict in VERDICTS[1:]]
+    stated = [_mean([100 * judged["stated"][name] for judged in found], ".1f") + " %" for name in ("review", "fail")]
+    return [str(len(found)), *cells, *stated, _spread([judged["auroc"] for judged in found])]
+
+
+SECTIONS = {"semantic": _semantic, "patches": _patches, "guarantees": _guarantees, "few": _few}
 
 
 def published(table: Table, data: str) -> dict[str, Any]:

@@ -175,9 +175,6 @@ def guarantees(experiment: Experiment, data: OneClass, options: Options, listene
     }
 
 
-PROTOCOLS: dict[str, Protocol] = {"semantic": semantic, "patches": patches, "guarantees": guarantees}
-
-
 def _probing(experiment: Experiment, probe: Callable[[Run], Measured]) -> Callable[[Progress, Run], None]:
     """Measures at evenly spaced steps before the last; the history keeps it, so a resumed run has every probe."""
 

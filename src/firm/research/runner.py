@@ -26,15 +26,18 @@ from firm.errors import DataError, ImageError, ModelFileError
 from firm.images.preprocess import fingerprint
 from firm.outliers.whole_images import Exposure, open_pool
 from firm.research.experiment import Experiment, Record, read_record, record_path
-from firm.research.protocols import PROTOCOLS
+from firm.research.few import few
+from firm.research.protocols import Protocol, guarantees, patches, semantic
 from firm.runtime.files import folder_lock, write_atomically
 from firm.runtime.listener import SILENT, Listener
 
 Plan = Sequence[Experiment]
+PROTOCOLS: dict[str, Protocol] = {"semantic": semantic, "patches": patches, "guarantees": guarantees, "few": few}
 MISSING = (DataError, ImageError, ModelFileError)  # without which one run cannot be made, but others can
 DECIDING = (
     "types.py", "runtime/random.py", "runtime/feature_cache.py", "images", "drawn", "data", "outliers", "views",
     "networks", "training", "scoring", "metrics", "decision", "recipes", "detector", "research/protocols.py",
+    "research/few.py",
 )  # fmt: skip
 
 

@@ -7,14 +7,14 @@ each step: the cached features never change, and without noise an adaptor memori
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from firm.images.preprocess import Preprocessing
+from firm.images.preprocess import Preprocessing, fingerprint
 from firm.networks.adaptor import Adapted, Adaptor, Pretrained
 from firm.networks.backbone import Backbone
 from firm.networks.heads import Encoder
@@ -91,6 +91,11 @@ class PatchSet:
     sampler: CellSampler
     group: Int[Tensor, " n"]
 
+    def subset(self, known: Bool[Tensor, " n"]) -> PatchSet:
+        """The same features, of which only those of known images are drawn."""
+        drawn = known if self.sampler.drawn is None else known & self.sampler.drawn
+        return replace(self, sampler=CellSampler(self.sampler.allowed, drawn))
+
     def pairs(self, count: int, offsets: Int[Tensor, "k 2"], *, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         """So many pairs of overlapping patches: first views, second views, groups."""
         images = self.sampler.draw_images(count, rng=rng)
@@ -127,11 +132,26 @@ class PatchTask:
     seed: int
     fingerprint: str  # names the features, so that a run is never resumed on others
     validation: ValidationImages | None = None
+    known: Int[Tensor, " k"] | None = None  # good images that the training may see; None: all
+
+    def subset(self, known: Int[Tensor, " k"]) -> PatchTask:
+        """The same training on some of the known good images and their outliers; the stored features are shared."""
+        known = known if self.known is None else self.known[known]
+        good, made = len(self.good.features), len(self.outliers.features)
+        return replace(
+            self,
+            good=self.good.subset(torch.isin(torch.arange(good), known)),
+            outliers=self.outliers.subset(torch.isin(torch.arange(made) % good, known)),
+            fingerprint=f"{self.fingerprint}-{fingerprint(known)}",
+            validation=None,
+            known=known,
+        )
 
     @property
     def steps_per_epoch(self) -> int:
         """Some cells of every good image, and as many of outliers."""
-        return max(1, len(self.good.features) * CELLS_PER_IMAGE * 2 // self.training.batch)
+        images = len(self.good.features) if self.known is None else len(self.known)
+        return max(1, images * CELLS_PER_IMAGE * 2 // self.training.batch)
 
     @cached_property
     def offsets(self) -> Int[Tensor, "k 2"]:
@@ -140,7 +160,7 @@ class PatchTask:
     @cached_property
     def statistics(self) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
         """Mean and deviation of the good features."""
-        return feature_statistics(self.good.features)
+        return feature_statistics(self.good.features, self.known)
 
     def network(self, encoder: Encoder) -> Adaptor:
         """A new adaptor with the statistics of the good features; its weights depend on the seed alone."""
@@ -173,10 +193,12 @@ def overlapping_offsets(pool: int, over: float) -> Int[Tensor, "k 2"]:
     return torch.tensor(fitting or [(0, 0)])
 
 
-def feature_statistics(features: Float[Tensor, "n r c d"]) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
-    """Mean and deviation of every number over all cells; a number that never varies has deviation 1."""
+def feature_statistics(
+    features: Float[Tensor, "n r c d"], known: Int[Tensor, " k"] | None = None
+) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"]]:
+    """Mean and deviation of every number over the cells of the known images; one that never varies has deviation 1."""
     count, total, squares = 0, torch.zeros(features.shape[-1]).double(), torch.zeros(features.shape[-1]).double()
-    for part in features.split(ROWS):
+    for part in features.split(ROWS) if known is None else (features[rows] for rows in known.split(ROWS)):
         values = part.flatten(0, 2).double()
         count, total, squares = count + len(values), total + values.sum(0), squares + values.square().sum(0)
     mean = total / count

@@ -1,0 +1,106 @@
+"""Decisions from few good images: thresholds of a split and of folds, on random subsets of one product.
+
+Settings are tuned and features computed once for all subsets of a run. A subset of 5 is part of the one of 10, and so
+on. Both ways of calibrating go through `detector.fit.learn`.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from firm.data.duplicates import group_by_part
+from firm.data.splits import default_holdout, parts_needed
+from firm.decision.calibration import FAIL, FALSE_CALLS, PASS, REVIEW, Calibration
+from firm.detector.fit import FOLDS, Options, learn
+from firm.detector.prepare import Prepared, frozen_backbone, prepare
+from firm.detector.split import by_folds, by_holdout
+from firm.detector.tune import choose
+from firm.metrics.image import auroc
+from firm.recipes.recipe import to_json
+from firm.research.experiment import Experiment
+from firm.runtime.listener import Listener
+from firm.runtime.random import stream
+from firm.types import OneClass
+
+SIZES = (5, 10, 20, 40, 80)
+SHARE_GOOD = 0.4  # of the test images that are scored
+TEST = 100
+
+
+def few(experiment: Experiment, data: OneClass, options: Options, listener: Listener) -> dict[str, Any]:
+    """Both ways of calibrating on nested subsets of the good images, judged on test images."""
+    recipe, seed = experiment.recipe, options.seed
+    pool = _pool(group_by_part(data.name, data.train), seed)
+    test = _test_images(data)
+    data = replace(data, train=data.train[pool], files=(), test=data.test[test], anomalous=data.anomalous[test])
+    parts, backbone = torch.arange(len(pool)), frozen_backbone(recipe, options.device)  # one image of each part
+    tuned = choose(recipe, data, parts, seed=seed, backbone=backbone, listener=listener)
+    prepared = prepare(
+        tuned.recipe,
+        data,
+        parts,
+        seed=seed,
+        backbone=backbone,
+        masks=tuned.masks,
+        folder=options.folder,
+        listener=listener,
+    )
+    sizes = [size for size in SIZES if size <= len(pool)]
+    measured = {str(size): _both(prepared.subset(torch.arange(size)), data, seed) for size in sizes}
+    best = measured[str(sizes[-1])]["folds"]["auroc"]
+    return {
+        "summary": f"image AUROC {100 * best:.1f} from {sizes[-1]} good images",
+        "recipe": to_json(tuned.recipe),
+        "good_images": len(pool),
+        "test_images": len(data.test),
+        "final": measured,
+    }
+
+
+def _both(prepared: Prepared, data: OneClass, seed: int) -> dict[str, Any]:
+    good, parts, options = prepared.data, prepared.parts, Options(seed=seed)
+    count = len(parts)
+    holdout = default_holdout(count, FALSE_CALLS)
+    split = by_holdout(good, torch.arange(count), holdout, seed=seed, min_parts=parts_needed(FALSE_CALLS))
+    held = torch.isin(torch.arange(count), split.held_out_parts)
+    learnt = prepared.subset((~held).nonzero().squeeze(1))
+    split_rates = replace(options, false_calls=FALSE_CALLS, fail=0.01)  # the former defaults
+    ways = {
+        "split": learn(learnt, split, split_rates, {}, check=False),
+        "folds": learn(prepared, by_folds(good, parts, FOLDS, seed=seed), options, {}, check=False),
+    }
+    values = {}
+    for way, fitted in ways.items():
+        assert fitted.calibration is not None
+        scores = fitted.model.score(data.test)
+        values[way] = _judged(fitted.calibration, scores, data) | {"auroc": round(auroc(scores, data.anomalous), 5)}
+    return values
+
+
+def _judged(by: Calibration, scores: Float[Tensor, " m"], data: OneClass) -> dict[str, Any]:
+    """Verdicts on good and defective test images, and what was stated of the good ones."""
+    sides = {"good": scores[~data.anomalous], "defects": scores[data.anomalous]}
+    verdicts = {name: [by.verdict(score) for score in side.tolist()] for name, side in sides.items()}
+    counts = {name: {kind: found.count(kind) for kind in (PASS, REVIEW, FAIL)} for name, found in verdicts.items()}
+    return counts | {"stated": {"review": by.reviewed.kept, "fail": by.failed.kept}}
+
+
+def _pool(parts: Int[Tensor, " n"], seed: int) -> Int[Tensor, " k"]:
+    """One random image of each of as many parts as the largest subset has, in random order."""
+    order = torch.randperm(len(parts), generator=stream(seed, "few"))
+    first = dict[int, int]()
+    for number in order.tolist():
+        first.setdefault(int(parts[number]), number)
+    return torch.tensor(list(first.values())[: max(SIZES)])
+
+
+def _test_images(data: OneClass) -> Int[Tensor, " k"]:
+    """Good and defective test images, a fixed number of them."""
+    chosen = []
+    for label, most in ((False, round(SHARE_GOOD * TEST)), (True, round((1 - SHARE_GOOD) * TEST))):
+        side = (data.anomalous == label).nonzero().squeeze(1)
+        chosen.append(side[torch.randperm(len(side), generator=stream(0, "few test", label))[:most]])
+    return torch.cat(chosen).sort().values
