@@ -44,6 +44,9 @@ def fit(
     depth: opt.Bits = None,
     strict: opt.Strict = False,
     ignore: opt.Ignore = None,
+    keep_suspects: Annotated[
+        bool, Option("--keep-suspects", help="Learn also from images that do not look like the others.")
+    ] = False,
     memory: opt.Gigabytes = MEMORY,
     as_json: opt.AsJson = False,
     output: opt.Output = None,
@@ -66,6 +69,7 @@ def fit(
         depth=None if depth is None else Depth(2**depth - 1),
         strict=strict,
         ignored=ignore,
+        keep_suspects=keep_suspects,
         checkpoint_seconds=checkpoint_seconds,
     )
     if per_folder:

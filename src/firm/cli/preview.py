@@ -90,6 +90,12 @@ def outliers(
     show({"picture": str(out), "sources": list(made)}, text, as_json, good.left_out)
 
 
+def check_picture(out: Path) -> None:
+    """Refuse what cannot be written as a picture before the long work begins."""
+    if out.suffix.lower() != ".png" or out.is_dir():
+        raise SettingError(f"{named(out)} is not the name of a picture; give --out a file such as sheet.png")
+
+
 def _tuned(data: str, out: Path, settings: list[str] | None, ignore: Path | None) -> tuple[Recipe, Good]:
     """The recipe with its foreground rule, and the good images at its size."""
     import torch
@@ -98,8 +104,7 @@ def _tuned(data: str, out: Path, settings: list[str] | None, ignore: Path | None
     from firm.detector.tune import choose
     from firm.recipes.presets import recipe_of
 
-    if out.suffix.lower() != ".png" or out.is_dir():
-        raise SettingError(f"{named(out)} is not the name of a picture; give --out a file such as sheet.png")
+    check_picture(out)
     with reporting() as listener:
         good = read_good(data, recipe_of("patches", settings), Options(ignored=ignore), listener)
     return choose(good.recipe, good.data, torch.arange(len(good.data.train)), seed=0).recipe, good

@@ -70,6 +70,7 @@ class Detector(Fitted):
         strict: bool = False,
         ignored: Path | Bool[Tensor, "a b"] | None = None,
         parts: Int[Tensor, " n"] | None = None,
+        keep_suspects: bool = False,
         checkpoint_seconds: float = 30.0,
         listener: Listener = SILENT,
         on_progress: OnProgress | None = None,
@@ -91,6 +92,7 @@ class Detector(Fitted):
             strict: stop at the first unusable file instead of skipping it.
             ignored: pixels to leave out: a mask file, or bool (h, w) of any size over the whole image.
             parts: which part each image shows; by default detected on the images.
+            keep_suspects: learn also from images that do not look like the others; the card lists them either way.
             checkpoint_seconds: time between checkpoints.
             listener: receives messages, warnings and progress.
             on_progress: called after every training step.
@@ -108,6 +110,7 @@ class Detector(Fitted):
             strict=strict,
             ignored=ignored,
             parts=parts,
+            keep_suspects=keep_suspects,
             checkpoint_seconds=checkpoint_seconds,
         )
         return cls.learn(read_good(good, recipe, options, listener), listener, on_progress)

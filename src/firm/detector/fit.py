@@ -1,6 +1,7 @@
 """The pipeline from good images to a detector, used by the command line, `Detector.fit` and `firm bench`.
 
 read_good    decode the good images once and validate them
+audit        leave out images that do not belong (audit.py)
 split        training images, and images held out for the thresholds; no part is on both sides
 choose       settings, tuned on synthetic defects (tune.py)
 prepare      align every image once, embed it once (prepare.py)
@@ -32,6 +33,7 @@ from firm.data.folder import SIZE
 from firm.data.registry import load, shows_parts, training_files
 from firm.data.splits import default_holdout, parts_needed, split_by_part
 from firm.decision.calibration import Calibration, TargetRates, calibration_of
+from firm.detector.audit import audit_images
 from firm.detector.estimate import LEAST_EPOCHS, epochs_within
 from firm.detector.prepare import (
     MEMORY,
@@ -79,6 +81,7 @@ class Options:
     strict: bool = False
     ignored: Path | Bool[Tensor, "a b"] | None = None
     parts: Int[Tensor, " n"] | None = None
+    keep_suspects: bool = False
     checkpoint_seconds: float = 30.0
 
     def __post_init__(self) -> None:
@@ -99,7 +102,7 @@ class Good:
     def key(self) -> str:
         """A digest of everything that determines the detector; stored in it, so an identical fit can be recognised."""
         by, ignored = self.options, self.data.ignored
-        rates = (by.holdout, by.false_calls, by.fail, by.minutes)
+        rates = (by.holdout, by.false_calls, by.fail, by.minutes, by.keep_suspects)
         hidden = None if ignored is None else fingerprint(ignored)
         content = [fingerprint(self.data.train), asdict(self.data.depth), by.seed, rates, hidden]
         return hashlib.sha256(json.dumps([sparse(self.recipe), *content], sort_keys=True).encode()).hexdigest()[:16]
@@ -131,7 +134,8 @@ def fit(good: Good, listener: Listener = SILENT, on_progress: OnProgress | None 
     """Run all steps from good images to a calibrated detector."""
     began, options, seed = time.perf_counter(), good.options, good.options.seed
     with _claimed(options.folder):
-        split = split_good(good, listener)
+        belonging, suspects = audit(good, listener)
+        split = split_good(belonging, listener)
         tuned = choose(good.recipe, split.learn, split.parts, seed=seed, backbone=good.backbone, listener=listener)
         prepared = prepare(
             tuned.recipe,
@@ -152,7 +156,7 @@ def fit(good: Good, listener: Listener = SILENT, on_progress: OnProgress | None 
         run = train(prepared, options, listener=listener, callbacks=(prober, on_progress))
         network = prepared.trained(run)
         recipe = choose_features(prepared, network, seed=seed, listener=listener)
-        origin = _origin(prepared, run) | {"asked": good.key}
+        origin = _origin(prepared, run) | {"asked": good.key, "suspects": suspects}
         listener.progress("remembering good images", 0, None)
         fitted = remember(recipe, prepared, network, origin, seed=seed)
         fitted.probes = [] if prober is None else prober.lines
@@ -186,6 +190,23 @@ class Split:
     parts: Int[Tensor, " n"]
     held_out: UInt8[Tensor, "m c h w"]
     held_out_parts: Int[Tensor, " m"]
+
+
+def audit(good: Good, listener: Listener = SILENT) -> tuple[Good, list[dict[str, Any]]]:
+    """Leave out images that do not belong, unless they are to be kept, and list them; needs a frozen backbone."""
+    data, options = good.data, good.options
+    if good.backbone is None:
+        return good, []
+    check_recipe(good.recipe, data, len(data.train))
+    parts = group_by_part(data.name, data.train) if options.parts is None else options.parts
+    found = audit_images(good.recipe, data, parts, good.backbone, seed=options.seed, listener=listener)
+    if text := found.warning(kept=options.keep_suspects):
+        listener.warn(text)
+    keep = torch.ones_like(found.suspect) if options.keep_suspects else ~found.suspect
+    files = tuple(data.files[number] for number in keep.nonzero().squeeze(1)) if data.files else ()
+    trimmed = replace(data, train=data.train[keep], files=files)
+    numbers = parts[keep].unique(return_inverse=True)[1]
+    return replace(good, data=trimmed, options=replace(options, parts=numbers)), found.suspects()
 
 
 def split_good(good: Good, listener: Listener = SILENT) -> Split:
