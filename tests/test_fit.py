@@ -154,13 +154,13 @@ def test_nothing_is_read_split_aligned_embedded_or_loaded_twice(plates: Path, mo
     learnt = detector.origin["good_images"]
     images = good.data.train
     times = [counted.aligned[fingerprint(image)] for image in images]
-    # held-out images are aligned to set the thresholds and once more beside their synthetic defects
-    assert Counter(times) == {1: learnt, 2: 24 - learnt}
-    assert sum(counted.aligned.values()) == learnt + 3 * (24 - learnt)
+    # all are aligned for the audit; held-out ones to set the thresholds and once more beside their synthetic defects
+    assert Counter(times) == {2: learnt, 3: 24 - learnt}
+    assert sum(counted.aligned.values()) == 24 + learnt + 3 * (24 - learnt)
     aligned = recipe.conditioning(images).images
     seen = [counted.embedded[fingerprint(image)] for image in aligned]
-    assert Counter(seen) == {1: learnt, 2: 24 - learnt}
-    assert sum(counted.embedded.values()) == 2 * learnt + 3 * (24 - learnt)  # with a synthetic defect each
+    assert Counter(seen) == {2: learnt, 3: 24 - learnt}  # once on the coarse grid of the audit
+    assert sum(counted.embedded.values()) == 24 + 2 * learnt + 3 * (24 - learnt)  # with a synthetic defect each
 
 
 def test_choosing_settings_adds_no_more_than_the_trial(plates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +171,7 @@ def test_choosing_settings_adds_no_more_than_the_trial(plates: Path, monkeypatch
     assert set(counted.files.values()) == {1}
     assert detector.recipe.automatic == ()
     stages = ["choosing settings", "embedding good images", "embedding synthetic defects", "training"]
-    assert list(heard.stages) == [*stages, "remembering good images", "setting thresholds", "self-check"]
+    assert list(heard.stages) == ["auditing good images", *stages, "remembering good images", "setting thresholds", "self-check"]
     assert all(done == total for done, total in heard.stages.values() if total is not None)
 
 

@@ -139,9 +139,9 @@ def _aligned(recipe: Recipe, data: OneClass) -> Conditioned:
 
 
 def _weights(grid: Grid, aligned: Conditioned) -> Float[Tensor, "n cells"]:
-    """How much every patch counts: by the object it shows or usually shows, and never where it is hidden."""
+    """How much every patch counts: by the object it shows or usually shows, and not at all if any of it is hidden."""
     hidden, share = aligned.hidden(), grid.parts(aligned.foreground)
-    free = torch.ones(()) if hidden is None else grid.parts(~hidden)
+    free = torch.ones(()) if hidden is None else (grid.parts(~hidden) >= 1).float()
     usual = torch.maximum(share, share.median(0).values)
     return (torch.minimum(usual, free) / max(grid.min_foreground, 0.01)).clamp(max=1).flatten(1)
 
