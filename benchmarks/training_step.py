@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from firm.detector.fit import as_data
 from firm.detector.prepare import prepare
+from firm.detector.read import as_data
 from firm.networks.heads import Encoder, build
 from firm.recipes.presets import PAPER
 from firm.recipes.recipe import change

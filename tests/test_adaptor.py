@@ -10,8 +10,8 @@ import torch
 
 import drawings
 from firm.detector.detector import Detector
-from firm.detector.fit import as_data
 from firm.detector.prepare import prepare
+from firm.detector.read import as_data
 from firm.errors import SettingError
 from firm.metrics.image import auroc
 from firm.networks.adaptor import Adapted, Adaptor, Pretrained

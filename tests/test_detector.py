@@ -149,7 +149,7 @@ def test_the_guarantee_holds_for_new_parts_where_each_was_photographed_six_times
     fresh = photographs(200, 1, seed=99)
     sets = [photographs(80, 6, seed=seed) for seed in range(5)]
     by_part = [false_calls(images, fresh, seed=seed) for seed, images in enumerate(sets)]
-    monkeypatch.setattr("firm.detector.fit.group_by_part", lambda name, images: torch.arange(len(images)))
+    monkeypatch.setattr("firm.detector.read.group_by_part", lambda name, images: torch.arange(len(images)))
     guarantee, calls = false_calls(sets[0], fresh, seed=0)
     assert all(0.15 < rate <= 0.2 for rate, _ in by_part)
     assert sum(rate for _, rate in by_part) / 5 == pytest.approx(0.2, abs=0.1)  # forty parts scatter by 0.07 each
@@ -161,7 +161,7 @@ def test_known_parts_are_not_searched_for(monkeypatch: pytest.MonkeyPatch) -> No
     images = photographs(12, 3, seed=0)
     found, parts = Detector.fit(images, recipe=UNTRAINED), group_by_part("images", images)
     assert len(parts.unique()) == 12
-    monkeypatch.delattr("firm.detector.fit.group_by_part")
+    monkeypatch.delattr("firm.detector.read.group_by_part")
     given = Detector.fit(images, recipe=UNTRAINED, parts=parts)
     assert given.decides == found.decides
     assert torch.equal(given.score(images), found.score(images))
@@ -175,7 +175,7 @@ def test_parts_are_learnt_by_patches_and_classes_as_whole_images(
 ) -> None:
     """However the images are given; without installed weights patches are described by wavelets."""
     recipes = []
-    monkeypatch.setattr("firm.detector.fit.frozen_backbone", lambda recipe, device: recipes.append(recipe) or 1 / 0)
+    monkeypatch.setattr("firm.detector.read.frozen_backbone", lambda recipe, device: recipes.append(recipe) or 1 / 0)
     images = contracts.images_of(4, 3, 16)
     parts = OneClass(str(tmp_path), images, images[:0], torch.zeros(0, dtype=torch.bool), 16)
     birds = replace(parts, name="cifar10:bird")

@@ -9,8 +9,9 @@ from cheap import CHEAP
 from firm.detector import estimate
 from firm.detector.detector import Detector
 from firm.detector.estimate import LEAST_EPOCHS, MOST_ADAPTOR_EPOCHS, epochs_within
-from firm.detector.fit import Options, _within_minutes, fit, read_good, split_good
+from firm.detector.fit import _within_minutes, fit, split_good
 from firm.detector.prepare import LIBRARIES, MEMORY, _image_bytes, feature_sizes, most_images, prepare
+from firm.detector.read import Options, read_good
 from firm.drawn.render import draw_dataset, write_folder
 from firm.errors import MachineError
 from firm.networks.weights import WAVELETS, load_backbone

@@ -14,7 +14,8 @@ from PIL import Image
 
 from commands import run
 from firm.detector.detector import Detector
-from firm.detector.fit import Options, fit, read_good
+from firm.detector.fit import fit
+from firm.detector.read import Options, read_good
 from firm.drawn.render import write_folder
 from firm.errors import ImageError, SettingError
 from firm.images.alignment import Conditioning
@@ -68,10 +69,10 @@ def test_the_default_recipe_is_that_of_the_command_line(
     plates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipes: list[Recipe] = []
-    monkeypatch.setattr("firm.detector.fit.most_images", lambda recipe, *_: recipes.append(recipe) or 1 / 0)
+    monkeypatch.setattr("firm.detector.read.most_images", lambda recipe, *_: recipes.append(recipe) or 1 / 0)
     for weights in (True, False):
         monkeypatch.setattr("firm.recipes.presets.installed", lambda name, weights=weights: weights)
-        monkeypatch.setattr("firm.detector.fit.frozen_backbone", lambda *_: None)
+        monkeypatch.setattr("firm.detector.read.frozen_backbone", lambda *_: None)
         with pytest.raises(ZeroDivisionError):
             Detector.fit(plates)
         with pytest.raises(ZeroDivisionError):
@@ -154,13 +155,13 @@ def test_nothing_is_read_split_aligned_embedded_or_loaded_twice(plates: Path, mo
     learnt = detector.origin["good_images"]
     images = good.data.train
     times = [counted.aligned[fingerprint(image)] for image in images]
-    # held-out images are aligned to set the thresholds and once more beside their synthetic defects
-    assert Counter(times) == {1: learnt, 2: 24 - learnt}
-    assert sum(counted.aligned.values()) == learnt + 3 * (24 - learnt)
+    # all are aligned for the audit; held-out ones to set the thresholds and once more beside their synthetic defects
+    assert Counter(times) == {2: learnt, 3: 24 - learnt}
+    assert sum(counted.aligned.values()) == 24 + learnt + 3 * (24 - learnt)
     aligned = recipe.conditioning(images).images
     seen = [counted.embedded[fingerprint(image)] for image in aligned]
-    assert Counter(seen) == {1: learnt, 2: 24 - learnt}
-    assert sum(counted.embedded.values()) == 2 * learnt + 3 * (24 - learnt)  # with a synthetic defect each
+    assert Counter(seen) == {2: learnt, 3: 24 - learnt}  # once on the coarse grid of the audit
+    assert sum(counted.embedded.values()) == 24 + 2 * learnt + 3 * (24 - learnt)  # with a synthetic defect each
 
 
 def test_choosing_settings_adds_no_more_than_the_trial(plates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +172,13 @@ def test_choosing_settings_adds_no_more_than_the_trial(plates: Path, monkeypatch
     assert set(counted.files.values()) == {1}
     assert detector.recipe.automatic == ()
     stages = ["choosing settings", "embedding good images", "embedding synthetic defects", "training"]
-    assert list(heard.stages) == [*stages, "remembering good images", "setting thresholds", "self-check"]
+    assert list(heard.stages) == [
+        "auditing good images",
+        *stages,
+        "remembering good images",
+        "setting thresholds",
+        "self-check",
+    ]
     assert all(done == total for done, total in heard.stages.values() if total is not None)
 
 

@@ -22,8 +22,8 @@ from cases import each
 from commands import run
 from firm.detector import tune
 from firm.detector.detector import Detector
-from firm.detector.fit import as_data
 from firm.detector.prepare import Embedder, align, frozen_backbone, prepare, working_side
+from firm.detector.read import as_data
 from firm.detector.remember import Fitted
 from firm.detector.tune import make_trial
 from firm.errors import SettingError

@@ -13,9 +13,9 @@ import drawings
 from firm.data.splits import split_by_part
 from firm.decision.calibration import threshold_of
 from firm.detector.detector import Detector
-from firm.detector.fit import as_data
 from firm.detector.model_folder import read_model, write_model
 from firm.detector.prepare import prepare
+from firm.detector.read import as_data
 from firm.detector.remember import measure
 from firm.errors import ModelFileError, SettingError
 from firm.metrics.image import auroc

@@ -10,8 +10,8 @@ import pytest
 
 from commands import run
 from firm.detector.detector import Detector
-from firm.detector.fit import Good
 from firm.detector.model_folder import CARD
+from firm.detector.read import Good
 from firm.drawn.render import write_folder
 from firm.errors import Stopped
 

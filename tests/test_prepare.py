@@ -11,7 +11,6 @@ import torch
 
 import contracts
 import drawings
-from firm.detector.fit import as_data
 from firm.detector.prepare import (
     CHUNK,
     EXTRA,
@@ -23,6 +22,7 @@ from firm.detector.prepare import (
     prepare,
     read_side,
 )
+from firm.detector.read import as_data
 from firm.errors import SettingError
 from firm.images.preprocess import fingerprint, inlier_statistics, resize
 from firm.networks.adaptor import Pretrained

@@ -21,9 +21,9 @@ from PIL import Image
 import drawings
 import firm
 from commands import run
-from firm.detector.fit import as_data
 from firm.detector.model_folder import read_model
 from firm.detector.prepare import prepare
+from firm.detector.read import as_data
 from firm.errors import MachineError, ModelFileError, SettingError
 from firm.images.preprocess import Preprocessing
 from firm.networks.heads import Encoder, Head

@@ -12,8 +12,9 @@ import torch
 from cheap import CHEAP
 from firm.detector import self_check as module
 from firm.detector.detector import Detector
-from firm.detector.fit import Options, fit, read_good, split_good
+from firm.detector.fit import fit, split_good
 from firm.detector.prepare import prepare
+from firm.detector.read import Options, read_good
 from firm.detector.remember import remember
 from firm.detector.self_check import (
     PROBES,

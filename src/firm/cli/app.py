@@ -18,6 +18,7 @@ from typing import Annotated
 
 import typer
 
+from firm.cli.audit import audit
 from firm.cli.bench import bench, fetch
 from firm.cli.calibrate import calibrate
 from firm.cli.demo import demo
@@ -32,7 +33,7 @@ BUG = 70  # exit code, as of sysexits.h
 _debug = False
 
 app = typer.Typer(name="firm", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
-for verb in (fit, calibrate, inspect, evaluate, card, masks, outliers, fetch, bench, demo):
+for verb in (fit, audit, calibrate, inspect, evaluate, card, masks, outliers, fetch, bench, demo):
     app.command()(verb)
 
 

@@ -14,7 +14,7 @@ from firm.errors import DataError, FirmError, SettingError, named
 
 if TYPE_CHECKING:
     from firm.detector.detector import Detector
-    from firm.detector.fit import Good, Options
+    from firm.detector.read import Good, Options
     from firm.recipes.recipe import Recipe
 
 CURVE = "curve.png"
@@ -48,6 +48,9 @@ def fit(
     depth: opt.Bits = None,
     strict: opt.Strict = False,
     ignore: opt.Ignore = None,
+    keep_suspects: Annotated[
+        bool, Option("--keep-suspects", help="Learn also from images that do not look like the others.")
+    ] = False,
     memory: opt.Gigabytes = MEMORY,
     force: opt.Force = False,
     as_json: opt.AsJson = False,
@@ -55,7 +58,7 @@ def fit(
 ) -> None:
     """Learn from good images and write a detector. Run it again after an interruption: it goes on where it was."""
     from firm.decision.calibration import summary_of, to_json
-    from firm.detector.fit import Options
+    from firm.detector.read import Options
     from firm.types import Depth
 
     use_device(device, threads)
@@ -71,6 +74,7 @@ def fit(
         depth=None if depth is None else Depth(2**depth - 1),
         strict=strict,
         ignored=ignore,
+        keep_suspects=keep_suspects,
         checkpoint_seconds=checkpoint_seconds,
         calibration=calibration,
         group_by=group_by,
@@ -114,8 +118,8 @@ def _recipe(data: str, preset: str | None, encoder: str | None, settings: list[s
 def _read(data: str, out: Path, recipe: Recipe, options: Options, *, force: bool) -> Good:
     """The good images, after everything that can be refused at once was refused."""
     from firm.data.registry import full_name
-    from firm.detector.fit import read_good
     from firm.detector.model_folder import check_target
+    from firm.detector.read import read_good
 
     check_target(out, None if force else full_name(data))
     with reporting() as listener:

@@ -13,7 +13,7 @@ from firm.cli.terminal import reporting, show
 from firm.errors import SettingError, named
 
 if TYPE_CHECKING:
-    from firm.detector.fit import Good
+    from firm.detector.read import Good
     from firm.recipes.recipe import Recipe
 
 SOURCES = ("perlin-blend", "nsa", "cutpaste-union", "scratches", "spots", "pits")  # those a fit uses by default
@@ -90,23 +90,30 @@ def outliers(
     show({"picture": str(out), "sources": list(made)}, text, as_json, good.left_out)
 
 
+def check_picture(out: Path) -> None:
+    """Refuse what cannot be written as a picture before the long work begins."""
+    if out.suffix.lower() != ".png" or out.is_dir():
+        raise SettingError(f"{named(out)} is not the name of a picture; give --out a file such as sheet.png")
+
+
 def _tuned(data: str, out: Path, settings: list[str] | None, ignore: Path | None) -> tuple[Recipe, Good]:
     """The recipe with the foreground rule that `firm fit` would use, and the good images at its size."""
     from firm.data.registry import shows_parts
-    from firm.detector.fit import Options, read_good, split_good
+    from firm.detector.fit import audit, split_good
+    from firm.detector.read import Options, read_good
     from firm.detector.tune import choose
     from firm.networks.weights import WAVELETS
     from firm.recipes.presets import recipe_of, usual
     from firm.recipes.recipe import change
     from firm.runtime.files import check_writable
 
-    if out.suffix.lower() != ".png" or out.is_dir():
-        raise SettingError(f"{named(out)} is not the name of a picture; give --out a file such as sheet.png")
+    check_picture(out)
     check_writable(out.parent)
     by_default = "wavelets" if usual().pretrained.name == WAVELETS else "adapted"
     recipe = recipe_of(by_default if shows_parts(data) else "patches", settings)
     automatic = [name for name in recipe.automatic if name == "foreground"]
     with reporting() as listener:
         good = read_good(data, change(recipe, {"automatic": automatic}), Options(ignored=ignore), listener)
+        good = audit(good, listener)[0]
         split = split_good(good, listener)  # a fit finds the rule on the images to learn from
     return choose(good.recipe, split.learn, split.parts, seed=0).recipe, good

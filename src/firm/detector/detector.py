@@ -24,9 +24,10 @@ from firm.decision.calibration import (
     write_calibration,
 )
 from firm.decision.verdict import Region, Verdict, figure_of, regions_of
-from firm.detector.fit import Good, Images, OnProgress, Options, check_images, fit, read_good
+from firm.detector.fit import OnProgress, fit
 from firm.detector.model_folder import read_fitted, write_model
 from firm.detector.prepare import MEMORY
+from firm.detector.read import Good, Images, Options, check_images, read_good
 from firm.detector.remember import Fitted, measure
 from firm.errors import DataError, ModelFileError, SettingError, named
 from firm.images.arrays import images_in, in_rgb, is_batch
@@ -102,6 +103,7 @@ class Detector(Fitted):
         ignored: Path | Bool[Tensor, "a b"] | None = None,
         parts: Int[Tensor, " n"] | None = None,
         channels: str = "rgb",
+        keep_suspects: bool = False,
         checkpoint_seconds: float = 30.0,
         calibration: str | None = None,
         group_by: str | None = None,
@@ -126,6 +128,7 @@ class Detector(Fitted):
             ignored: pixels to leave out: a mask file, or bool (h, w) of any size over the whole image.
             parts: which part each image shows; by default detected on the images.
             channels: rgb or bgr, as OpenCV has them; of arrays.
+            keep_suspects: learn also from images that do not look like the others; the card lists them either way.
             checkpoint_seconds: time between checkpoints.
             calibration: "folds": all images are learnt from, and thresholds come from models that score the fold they
                 have not seen (rates are estimated); "split": from held-out images (rates are guaranteed). By default
@@ -147,6 +150,7 @@ class Detector(Fitted):
             strict=strict,
             ignored=ignored,
             parts=parts,
+            keep_suspects=keep_suspects,
             checkpoint_seconds=checkpoint_seconds,
             calibration=calibration,
             group_by=group_by,

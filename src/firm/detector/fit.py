@@ -1,6 +1,7 @@
 """The pipeline from good images to a detector, used by the command line, `Detector.fit` and `firm bench`.
 
-read_good    decode the good images once and validate them
+read_good    decode the good images once and validate them (read.py)
+audit        leave out images that do not belong (audit.py)
 split        training images, and images that set the thresholds: held out, or in folds; no part is on both sides
 choose       settings, tuned on synthetic defects (tune.py)
 prepare      align every image once, embed it once (prepare.py)
@@ -11,144 +12,52 @@ calibrate    thresholds on the scores of images that their model has not seen
 self_check   AUROC on synthetic defects, next to the pixel baseline (self_check.py)
 """
 
-import hashlib
 import json
 import platform
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
 import torch
-from jaxtyping import Bool, Int, UInt8
+from jaxtyping import Int
 from torch import Tensor
 
-from firm.data.duplicates import check_good, describe_parts, group_by_part, warnings_about
-from firm.data.folder import SIZE, Reading, find_files, load_files
-from firm.data.registry import load, shows_parts, training_files
-from firm.data.splits import check_holdout, default_holdout, parts_by_name, parts_needed
+from firm.data.duplicates import describe_parts, warnings_about
+from firm.data.splits import default_holdout, parts_needed
 from firm.decision.calibration import FALSE_CALLS, Calibration, TargetRates, calibration_of
-from firm.detector.estimate import LEAST_EPOCHS, epochs_within
-from firm.detector.prepare import (
-    MEMORY,
-    Prepared,
-    check_ignore_mask,
-    check_recipe,
-    frozen_backbone,
-    most_images,
-    prepare,
-    read_side,
-)
+from firm.detector.audit import audit_images
+from firm.detector.estimate import epochs_within
+from firm.detector.prepare import Prepared, check_recipe, prepare
+from firm.detector.read import Good, Options
 from firm.detector.remember import Fitted, Measured, fit_model, measure, remember
 from firm.detector.self_check import INSPECTED, Checked, CheckImages, Prober, check_model, self_check, summary, warning
 from firm.detector.split import Split, by_folds, by_holdout
 from firm.detector.tune import choose, choose_features
-from firm.errors import DataError, MachineError, SettingError, named
-from firm.images.arrays import images_in
-from firm.images.decode import decode, depth_of
-from firm.images.ignore_mask import read_ignored
-from firm.images.preprocess import fingerprint, resize, to_tensor
-from firm.networks.backbone import Backbone
-from firm.recipes import presets
-from firm.recipes.recipe import Recipe, change, sparse
+from firm.errors import MachineError, SettingError, named
+from firm.recipes.recipe import Recipe, change
 from firm.runtime.files import folder_lock, write_atomically
 from firm.runtime.listener import SILENT, Listener
 from firm.scoring.models import Model
 from firm.training.loop import Progress
 from firm.training.runs import Run
-from firm.types import Depth, OneClass
 
-Images = Path | str | UInt8[Tensor, "n c h w"] | OneClass | npt.NDArray[Any] | Sequence[Any]  # files or arrays
 OnProgress = Callable[[Progress, Run], None]
 FOLDS, FEW_FOLDS = 5, 3  # models that score the good images they have not seen; few if the training is long
 SHORT = 15  # epochs of a short training
 FEWEST_PARTS = 4  # of which folds are made
-LEFT_OUT = "left out"  # prefix of the warning about an unusable file
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Arguments of a fit besides the recipe; see `Detector.fit`."""
-
-    seed: int = 0
-    device: str = "cpu"
-    folder: Path | None = None
-    holdout: float | None = None
-    false_calls: float | None = None
-    fail: float | None = None
-    minutes: float | None = None
-    memory: float = MEMORY
-    depth: Depth | None = None
-    strict: bool = False
-    ignored: Path | Bool[Tensor, "a b"] | None = None
-    parts: Int[Tensor, " n"] | None = None
-    checkpoint_seconds: float = 30.0
-    calibration: str | None = None
-    group_by: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.calibration not in (None, "split", "folds"):
-            raise SettingError(f"calibration is {self.calibration!r}; use split or folds")
-        TargetRates(false_calls=self.false_calls, fail=self.fail)  # refuses wrong rates before anything is read
-        check_holdout(0.5 if self.holdout is None else self.holdout)
-
-
-@dataclass(frozen=True)
-class Good:
-    """Validated good images, and the settings of the fit."""
-
-    data: OneClass
-    recipe: Recipe
-    options: Options
-    backbone: Backbone | None
-    left_out: tuple[str, ...] = ()  # one message per unusable file
-
-    @property
-    def key(self) -> str:
-        """A digest of everything that determines the detector; stored in it, so an identical fit can be recognised."""
-        by, ignored = self.options, self.data.ignored
-        rates = (by.holdout, by.false_calls, by.fail, by.minutes, by.calibration, by.group_by)
-        hidden = None if ignored is None else fingerprint(ignored)
-        content = [fingerprint(self.data.train), asdict(self.data.depth), by.seed, rates, hidden]
-        return hashlib.sha256(json.dumps([sparse(self.recipe), *content], sort_keys=True).encode()).hexdigest()[:16]
-
-
-def read_good(
-    images: Images, recipe: Recipe | None = None, options: Options | None = None, listener: Listener = SILENT
-) -> Good:
-    """Decode and validate the good images before any training."""
-    options, as_files = options or Options(), recipe is None
-    recipe, files = recipe or default_recipe(images), _files(images)
-    if options.minutes is not None:  # a time budget replaces the epochs; enough steps to time
-        recipe = change(recipe, {"training.epochs": max(recipe.training.epochs, LEAST_EPOCHS)})
-    ignored = _ignored(images, files, options.ignored)
-    check_ignore_mask(recipe, ignored)
-    backbone = frozen_backbone(recipe, options.device)
-    left_out: list[str] = []
-    if isinstance(images, OneClass):
-        data = images
-    elif isinstance(images, Tensor) and not as_files:
-        data = as_data(images)
-    elif files or isinstance(images, Path | str):
-        data, left_out = _load(files or str(images), recipe, options, backbone, listener)
-    else:
-        data = _resized(images, read_side(recipe), options.depth)
-    check_good(data)
-    data = data if ignored is None else replace(data, ignored=ignored)
-    return Good(data, recipe, options, backbone, tuple(left_out))
 
 
 def fit(good: Good, listener: Listener = SILENT, on_progress: OnProgress | None = None) -> Fitted:
     """Run all steps from good images to a calibrated detector."""
     began, options, seed = time.perf_counter(), good.options, good.options.seed
     with _claimed(options.folder):
-        split = split_good(good, listener)
+        belonging, suspects = audit(good, listener)
+        split = split_good(belonging, listener)
         tuned = choose(good.recipe, split.learn, split.parts, seed=seed, backbone=good.backbone, listener=listener)
         prepared = prepare(
             tuned.recipe,
@@ -162,7 +71,7 @@ def fit(good: Good, listener: Listener = SILENT, on_progress: OnProgress | None 
         )
         if options.minutes is not None:
             prepared = _within_minutes(good, prepared, split, time.perf_counter() - began, listener)
-        origin = _origin(prepared) | {"asked": good.key}
+        origin = _origin(prepared) | {"asked": good.key, "suspects": suspects}
         return learn(prepared, split, options, origin, listener=listener, on_progress=on_progress)
 
 
@@ -208,19 +117,30 @@ def learn(
     return fitted
 
 
-def default_recipe(images: Images) -> Recipe:
-    """Patches for parts, also for bare images; whole images for semantic classes."""
-    name = images.name if isinstance(images, OneClass) else str(images) if isinstance(images, Path | str) else "images"
-    return presets.usual() if shows_parts(name) else presets.FAST
-
-
 # --- the steps ---
+
+
+def audit(good: Good, listener: Listener = SILENT) -> tuple[Good, list[dict[str, Any]]]:
+    """Leave out images that do not belong, unless they are to be kept, and list them; needs a frozen backbone."""
+    data, options = good.data, good.options
+    if good.backbone is None:
+        return good, []
+    check_recipe(good.recipe, data, len(data.train))
+    parts = good.parts
+    found = audit_images(good.recipe, data, parts, good.backbone, seed=options.seed, listener=listener)
+    if text := found.warning(kept=options.keep_suspects):
+        listener.warn(text)
+    keep = torch.ones_like(found.suspect) if options.keep_suspects else ~found.suspect
+    files = tuple(data.files[number] for number in keep.nonzero().squeeze(1)) if data.files else ()
+    trimmed = replace(data, train=data.train[keep], files=files)
+    numbers = parts[keep].unique(return_inverse=True)[1]
+    return replace(good, data=trimmed, options=replace(options, parts=numbers, group_by=None)), found.suspects()
 
 
 def split_good(good: Good, listener: Listener = SILENT) -> Split:
     """Group the images by part, and hold some parts out for the thresholds, or divide all of them into folds."""
     data, options = good.data, good.options
-    parts, count, rate = _parts(data, options), len(data.train), options.false_calls or FALSE_CALLS
+    parts, count, rate = good.parts, len(data.train), options.false_calls or FALSE_CALLS
     if _uses_folds(good, parts):
         folds = FOLDS if good.recipe.training.epochs <= SHORT else FEW_FOLDS
         holdout, split = 1.0, by_folds(data, parts, folds, seed=options.seed)
@@ -239,13 +159,6 @@ def split_good(good: Good, listener: Listener = SILENT) -> Split:
         + (f" ({'; '.join(remarks)})" if remarks else "")
     )
     return split
-
-
-def _parts(data: OneClass, options: Options) -> Int[Tensor, " n"]:
-    """The part that each good image shows: as given, by name, or found."""
-    if options.group_by is not None:
-        return parts_by_name(data.files, options.group_by)
-    return group_by_part(data.name, data.train) if options.parts is None else options.parts
 
 
 def _uses_folds(good: Good, parts: Int[Tensor, " n"]) -> bool:
@@ -331,66 +244,6 @@ def calibrate(model: str, measured: Sequence[Measured], split: Split, options: O
         basis="folds" if split.folds else "held-out",
         targets=TargetRates(false_calls=options.false_calls, fail=options.fail),
     )
-
-
-def as_data(good: UInt8[Tensor, "n c h w"], ignored: Bool[Tensor, "a b"] | None = None) -> OneClass:
-    """Bare good images as a data set without test images."""
-    check_images(good)
-    size = min(SIZE, good.shape[-1])
-    return OneClass("images", good, good[:0], torch.zeros(0, dtype=torch.bool), size, ignored=ignored)
-
-
-def _files(images: Images) -> list[Path]:
-    """The files of a list of paths; none if it is something else."""
-    if isinstance(images, list | tuple) and images and all(isinstance(each, Path | str) for each in images):
-        return find_files([Path(each) for each in images])
-    return []
-
-
-def _resized(images: Any, side: int, depth: Depth | None) -> OneClass:
-    """Good images in memory, of any size and layout, as if they were read from files."""
-    if not (arrays := images_in(images)):
-        raise DataError("there are no good images in the list; give at least 2, better 50 or more")
-    depth = depth or depth_of(arrays)
-    pixels = torch.cat([resize(to_tensor(decode(image, depth)), side) for image in arrays])
-    return replace(as_data(pixels), depth=depth)
-
-
-def check_images(images: Tensor) -> None:
-    """Accept uint8, channels first, at least one pixel."""
-    if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] not in (1, 3) or not all(images.shape[2:]):
-        raise DataError(f"images are {images.dtype} of shape {tuple(images.shape)}; give uint8 (n, 1 or 3, h, w)")
-
-
-def _ignored(
-    images: Images, files: list[Path], ignored: Path | Bool[Tensor, "a b"] | None
-) -> Bool[Tensor, "a b"] | None:
-    """The mask of what to ignore, read and compared with the images before these are decoded."""
-    if isinstance(ignored, Path):
-        listed = training_files(str(images)) if isinstance(images, Path | str) else getattr(images, "files", files)
-        return read_ignored(ignored, listed)
-    return images.ignored if ignored is None and isinstance(images, OneClass) else ignored
-
-
-def _load(
-    name: str | list[Path], recipe: Recipe, options: Options, backbone: Backbone | None, listener: Listener
-) -> tuple[OneClass, list[str]]:
-    """Read a folder or data set, at most as many images as fit in memory; also returns why files were left out."""
-    side = read_side(recipe)
-    most = most_images(recipe, side, options.memory, backbone)
-    files = len(training_files(name) if isinstance(name, str) else name)
-    if files > most:
-        listener.warn(f"{files:,} good images: reading {most:,}, sampled uniformly; raise --memory to read more")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        if isinstance(name, str):
-            data = load(name, side=side, depth=options.depth, strict=options.strict, max_images=most, with_test=False)
-        else:
-            data = load_files(name, Reading(side, options.depth, options.strict, most, with_test=False))
-    messages = [str(caught_warning.message) for caught_warning in caught]
-    for text in messages:
-        listener.warn(text)
-    return data, [text for text in messages if text.startswith(LEFT_OUT)]
 
 
 def _within_minutes(good: Good, prepared: Prepared, split: Split, elapsed: float, listener: Listener) -> Prepared:

@@ -14,8 +14,9 @@ from torch import Tensor
 from firm.data.duplicates import group_by_part
 from firm.data.splits import default_holdout, parts_needed
 from firm.decision.calibration import FAIL, FALSE_CALLS, PASS, REVIEW, Calibration
-from firm.detector.fit import FOLDS, Options, learn
+from firm.detector.fit import FOLDS, learn
 from firm.detector.prepare import Prepared, frozen_backbone, prepare
+from firm.detector.read import Options
 from firm.detector.split import by_folds, by_holdout
 from firm.detector.tune import choose
 from firm.metrics.image import auroc

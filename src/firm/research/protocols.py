@@ -18,8 +18,9 @@ from firm.data.splits import split_by_part
 from firm.decision.drift import drift, light_drift, one_of_each
 from firm.detector.detector import Detector
 from firm.detector.evaluation import Labelled, evaluate
-from firm.detector.fit import Options, fit, read_good, train
+from firm.detector.fit import fit, train
 from firm.detector.prepare import frozen_backbone, prepare
+from firm.detector.read import Options, read_good
 from firm.detector.remember import remember
 from firm.detector.tune import EXPOSURE, Tuned, choose, choose_features
 from firm.drawn.render import draw_dataset

@@ -21,7 +21,7 @@ import torch
 
 import firm
 from firm.data.registry import data_root, load
-from firm.detector.fit import Options
+from firm.detector.read import Options
 from firm.errors import DataError, ImageError, ModelFileError
 from firm.images.preprocess import fingerprint
 from firm.outliers.whole_images import Exposure, open_pool

@@ -1,0 +1,67 @@
+"""firm audit: which images of a folder of good ones do not look like the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from firm.cli import options as opt
+from firm.cli.terminal import reporting, show, use_device
+from firm.errors import named
+
+SUSPECTS, TYPICAL = 16, 8  # images drawn at most
+
+
+def audit(
+    data: opt.Data,
+    out: Annotated[Path, Option("--out", "-o", help="The picture to write (PNG).")] = Path("audit.png"),
+    seed: opt.Seed = 0,
+    device: opt.Device = "cpu",
+    threads: opt.Threads = 0,
+    depth: opt.Bits = None,
+    strict: opt.Strict = False,
+    ignore: opt.Ignore = None,
+    memory: opt.Gigabytes = 6.0,
+    as_json: opt.AsJson = False,
+    output: opt.Output = None,
+) -> None:
+    """Find good images that do not look like the others, and draw them beside the most typical ones."""
+    from firm.cli.preview import check_picture
+    from firm.data.duplicates import group_by_part
+    from firm.detector.audit import audit_images
+    from firm.detector.read import Options, read_good
+    from firm.recipes.presets import usual
+    from firm.report.sheets import Part, draw_parts
+    from firm.types import Depth
+
+    check_picture(out)
+    use_device(device, threads)
+    options = Options(
+        seed=seed,
+        device=device,
+        depth=None if depth is None else Depth(2**depth - 1),
+        strict=strict,
+        ignored=ignore,
+        memory=memory,
+    )
+    with reporting() as listener:
+        good = read_good(data, usual(), options, listener)
+        assert good.backbone is not None  # the usual recipe has one
+        images, parts = good.data.train, group_by_part(good.data.name, good.data.train)
+        found = audit_images(good.recipe, good.data, parts, good.backbone, seed=seed, listener=listener)
+    pictures = images.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).numpy()
+    shown = {"suspect": found.ordered(suspect=True)[:SUSPECTS], "typical": found.ordered(suspect=False)[::-1][:TYPICAL]}
+    sheet = [
+        Part(pictures[number], float(found.scores[number]), kind, None, found.names[number])
+        for kind, numbers in shown.items()
+        for number in numbers
+    ]
+    suspects = found.suspects()
+    text = f"{len(suspects)} of {len(images)} images do not look like the others"
+    draw_parts(sheet, found.limit, out, title=f"{good.data.name}: {text}")
+    lines = [f"{each['score']:8.2f}  {named(each['file'])}" for each in suspects]
+    lines.append(f"{named(good.data.name)}: {text} (score above {found.limit:.2f})")
+    values = {"images": len(images), "limit": found.limit, "suspects": suspects, "picture": str(out)}
+    show(values, "\n".join([*lines, f"see {named(out)}"]), as_json, good.left_out)
