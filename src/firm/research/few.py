@@ -18,9 +18,9 @@ from firm.detector.fit import FOLDS, learn
 from firm.detector.prepare import Prepared, frozen_backbone, prepare
 from firm.detector.read import Options
 from firm.detector.split import by_folds, by_holdout
-from firm.detector.tune import choose
+from firm.detector.tune import choose, coreset_ratio
 from firm.metrics.image import auroc
-from firm.recipes.recipe import to_json
+from firm.recipes.recipe import change, to_json
 from firm.research.experiment import Experiment
 from firm.runtime.listener import Listener
 from firm.runtime.random import stream
@@ -67,11 +67,11 @@ def _both(prepared: Prepared, data: OneClass, seed: int) -> dict[str, Any]:
     holdout = default_holdout(count, FALSE_CALLS)
     split = by_holdout(good, torch.arange(count), holdout, seed=seed, min_parts=parts_needed(FALSE_CALLS))
     held = torch.isin(torch.arange(count), split.held_out_parts)
-    learnt = prepared.subset((~held).nonzero().squeeze(1))
+    learnt = _sampled(prepared.subset((~held).nonzero().squeeze(1)))
     split_rates = replace(options, false_calls=FALSE_CALLS, fail=0.01)  # the former defaults
     ways = {
         "split": learn(learnt, split, split_rates, {}, check=False),
-        "folds": learn(prepared, by_folds(good, parts, FOLDS, seed=seed), options, {}, check=False),
+        "folds": learn(_sampled(prepared), by_folds(good, parts, FOLDS, seed=seed), options, {}, check=False),
     }
     values = {}
     for way, fitted in ways.items():
@@ -79,6 +79,15 @@ def _both(prepared: Prepared, data: OneClass, seed: int) -> dict[str, Any]:
         scores = fitted.model.score(data.test)
         values[way] = _judged(fitted.calibration, scores, data) | {"auroc": round(auroc(scores, data.anomalous), 5)}
     return values
+
+
+def _sampled(prepared: Prepared) -> Prepared:
+    """The coreset as large as in a fit to these images."""
+    assert prepared.aligned is not None
+    if prepared.recipe.memory.sampling_ratio == 1:
+        return prepared
+    ratio = coreset_ratio(prepared.recipe, prepared.aligned.images)
+    return replace(prepared, recipe=change(prepared.recipe, {"memory.sampling_ratio": ratio}))
 
 
 def _judged(by: Calibration, scores: Float[Tensor, " m"], data: OneClass) -> dict[str, Any]:
