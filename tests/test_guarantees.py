@@ -61,11 +61,26 @@ def test_a_score_at_a_threshold_is_on_the_mild_side():
 def test_too_few_images_guarantee_the_lowest_rate_they_can():
     found = calibrated(torch.arange(40.0))
     assert (found.fail, found.failed.kept) == (39, pytest.approx(1 / 41))
-    assert found.failed.unmet
-    assert not found.reviewed.unmet
+    assert not found.failed.unmet  # the default follows the number of parts
+    assert calibrated(torch.arange(40.0), targets=TargetRates(fail=0.01)).failed.unmet
     few = calibrated(torch.arange(5.0))
-    assert few.review == few.fail == 4
-    assert few.reviewed.kept == few.failed.kept == pytest.approx(1 / 6)
+    assert (few.review, few.fail) == (3, 4)
+    assert (few.reviewed.kept, few.failed.kept) == (pytest.approx(2 / 6), pytest.approx(1 / 6))
+
+
+@pytest.mark.parametrize(("parts", "spared"), [(5, 1), (10, 1), (20, 3), (40, 3), (60, 3), (200, 9)])
+def test_few_good_images_leave_room_for_review(parts: int, spared: int):
+    """One odd part sets FAIL and not what may PASS; with many the rates are 5 % and 1 %."""
+    found = calibrated(torch.arange(float(parts)))
+    assert found.review == parts - 1 - spared
+    assert found.fail >= found.review
+    assert found.reviewed.kept == pytest.approx((spared + 1) / (parts + 1))
+    assert not warnings_of(found)
+
+
+def test_rates_that_you_ask_for_are_used_however_few_the_images():
+    found = calibrated(torch.arange(20.0), targets=TargetRates(false_calls=0.05, fail=0.05))
+    assert found.review == found.fail == 19
 
 
 def test_regions_are_measured_by_the_maxima_of_good_maps():
@@ -244,9 +259,10 @@ def test_the_summary_says_what_is_decided_and_guaranteed(full):
 def test_targets_that_are_not_reached_are_warned_of(full):
     (missed,) = warnings_of(full)
     assert f"{full.misses.enough:.6g}" in missed
-    few = warnings_of(calibrated(torch.arange(5.0)))
+    few = warnings_of(calibrated(torch.arange(5.0), targets=TargetRates(false_calls=0.05, fail=0.01)))
     assert ["FAIL" in few[0], "99" in few[0], "REVIEW" in few[1], "19" in few[1], len(few)] == [True] * 4 + [3]
-    parts = warnings_of(calibrated(torch.arange(40.0), parts=torch.arange(40) // 4))
+    asked = TargetRates(false_calls=0.05, fail=0.01)
+    parts = warnings_of(calibrated(torch.arange(40.0), parts=torch.arange(40) // 4, targets=asked))
     assert parts[0].startswith("10 good parts ")
     assert warnings_of(calibrated()) == []
 
@@ -257,7 +273,8 @@ def test_targets_that_are_not_reached_are_warned_of(full):
 @pytest.fixture
 def full():
     defects, light = torch.tensor([3.0, 400.0, 195.0]), GOOD / 1000
-    return calibrated(peaks=GOOD / 3, light=light, defects=defects, targets=TargetRates(misses=0.2))
+    named = [f"{number}.png" for number in range(len(GOOD))]
+    return calibrated(peaks=GOOD / 3, light=light, defects=defects, files=named, targets=TargetRates(misses=0.2))
 
 
 def test_it_comes_back_from_its_file_as_it_was(full, tmp_path):
@@ -274,9 +291,9 @@ def test_the_id_names_all_that_is_said(full):
     assert full.id == replace(full).id
     changes = {"model": "n", "review": 1.0, "fail": 500.0, "pixel": None, "images": 3, "parts": 3, "source": "x"}
     changes |= {"reviewed": Guarantee(0.05, 0.1), "failed": Guarantee(None, 0.1), "marked": None, "misses": None}
-    changes |= {"scores": (), "shown": (), "light": ()}
+    changes |= {"scores": (), "shown": (), "light": (), "files": ("a",), "basis": "folds"}
     assert set(changes) == set(asdict(full))
-    assert len({full.id, *(replace(full, **{name: value}).id for name, value in changes.items())}) == 15
+    assert len({full.id, *(replace(full, **{name: value}).id for name, value in changes.items())}) == 17
 
 
 def test_any_edit_is_refused(full):
@@ -305,7 +322,7 @@ def test_foreign_files_are_refused_in_a_sentence(full, tmp_path):
 
     written = to_json(full)
     refused(written, "model m, not to other", model="other")
-    refused(written | {"schema": 2}, "schema 2")
+    refused(written | {"schema": 3}, "schema 3")
     refused(written | {"kind": "detector"}, "is no calibration")
     refused(written | {"fail": written["fail"] + 1}, "damaged or edited")
     refused([1], "is no calibration")

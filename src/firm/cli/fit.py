@@ -56,8 +56,7 @@ def fit(
     as_json: opt.AsJson = False,
     output: opt.Output = None,
 ) -> None:
-    """Learn from good images and write a detector. Run it again after an interruption: it goes on where it was."""
-    from firm.decision.calibration import summary_of, to_json
+    """Learn from good images and write a detector. Run it again after an interruption: it resumes."""
     from firm.detector.read import Options
     from firm.types import Depth
 
@@ -83,6 +82,13 @@ def fit(
         raise Exit(_fit_each(data, out, recipe, options, force=force, as_json=as_json))
     good = _read(data, out, recipe, options, force=force)
     detector = _learn(good, out)
+    _show(detector, good, out, as_json=as_json)
+
+
+def _show(detector: Detector, good: Good, out: Path, *, as_json: bool) -> None:
+    """The thresholds and what is stated of them."""
+    from firm.decision.calibration import summary_of, to_json
+
     by = detector.decides
     values = {"model": str(out), **detector.card(), "calibration": to_json(by), "left_out": list(good.left_out)}
     decision, *summary = summary_of(by)
