@@ -13,6 +13,7 @@ from scipy.stats import beta
 
 from contracts import generator
 from firm.decision.calibration import (
+    FOLDS,
     Guarantee,
     Misses,
     TargetRates,
@@ -274,7 +275,9 @@ def test_targets_that_are_not_reached_are_warned_of(full):
 def full():
     defects, light = torch.tensor([3.0, 400.0, 195.0]), GOOD / 1000
     named = [f"{number}.png" for number in range(len(GOOD))]
-    return calibrated(peaks=GOOD / 3, light=light, defects=defects, files=named, targets=TargetRates(misses=0.2))
+    return calibrated(
+        peaks=GOOD / 3, light=light, defects=defects, files=named, basis=FOLDS, targets=TargetRates(misses=0.2)
+    )
 
 
 def test_it_comes_back_from_its_file_as_it_was(full, tmp_path):
@@ -291,7 +294,7 @@ def test_the_id_names_all_that_is_said(full):
     assert full.id == replace(full).id
     changes = {"model": "n", "review": 1.0, "fail": 500.0, "pixel": None, "images": 3, "parts": 3, "source": "x"}
     changes |= {"reviewed": Guarantee(0.05, 0.1), "failed": Guarantee(None, 0.1), "marked": None, "misses": None}
-    changes |= {"scores": (), "shown": (), "light": (), "files": ("a",), "basis": "folds"}
+    changes |= {"scores": (), "shown": (), "light": (), "files": ("a",), "basis": "held-out"}
     assert set(changes) == set(asdict(full))
     assert len({full.id, *(replace(full, **{name: value}).id for name, value in changes.items())}) == 17
 

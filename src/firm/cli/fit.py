@@ -81,8 +81,7 @@ def fit(
     if per_folder:
         raise Exit(_fit_each(data, out, recipe, options, force=force, as_json=as_json))
     good = _read(data, out, recipe, options, force=force)
-    detector = _learn(good, out)
-    _show(detector, good, out, as_json=as_json)
+    _show(_learn(good, out), good, out, as_json=as_json)
 
 
 def _show(detector: Detector, good: Good, out: Path, *, as_json: bool) -> None:
