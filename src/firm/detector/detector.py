@@ -138,23 +138,11 @@ class Detector(Fitted):
             on_progress: called after every training step.
         """
         options = Options(
-            seed=seed,
-            device=device,
-            folder=folder,
-            holdout=holdout,
-            false_calls=false_calls,
-            fail=fail,
-            minutes=minutes,
-            memory=memory,
-            depth=depth,
-            strict=strict,
-            ignored=ignored,
-            parts=parts,
-            keep_suspects=keep_suspects,
-            checkpoint_seconds=checkpoint_seconds,
-            calibration=calibration,
+            seed=seed, device=device, folder=folder, holdout=holdout, false_calls=false_calls, fail=fail,
+            minutes=minutes, memory=memory, depth=depth, strict=strict, ignored=ignored, parts=parts,
+            keep_suspects=keep_suspects, checkpoint_seconds=checkpoint_seconds, calibration=calibration,
             group_by=group_by,
-        )
+        )  # fmt: skip
         return cls.learn(read_good(in_rgb(good, channels), recipe, options, listener), listener, on_progress)
 
     @classmethod
