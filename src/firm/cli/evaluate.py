@@ -17,6 +17,7 @@ from firm.errors import named
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from firm.decision.calibration import Calibration
     from firm.detector.evaluation import Evaluation, Kind
     from firm.images.preprocess import Preprocessing
     from firm.types import OneClass, Truth
@@ -58,13 +59,53 @@ def evaluate(
     result = evaluation.evaluate(detector, test)
     counted = test[~test.under(detector.model.ignored)]
     files = [] if report is None else write_evaluation(report, counted, by, name=data)
-    for text in warnings_about(result):
+    stated = _stated(result.confusion.get("good", {}), by)
+    for text in (*warnings_about(result), *_broken(stated, by, located.scores[~anomalous])):
         warn(text)
     unmarked = None if truth is None else int((anomalous & ~truth.known).sum())
     values = as_values(data, result, by.review, unmarked)
-    values |= {"left_out": left_out, "pictures": [str(file) for file in files]}
-    lines = [as_text(data, result, by.review, unmarked), *(f"see {named(file)}" for file in files)]
+    values |= {"stated": stated, "left_out": left_out, "pictures": [str(file) for file in files]}
+    kept = _columns(_stated_rows(stated, "guaranteed" if by.basis == "held-out" else "estimated"))
+    lines = [as_text(data, result, by.review, unmarked), *kept, *(f"see {named(file)}" for file in files)]
     show(values, "\n".join(lines), as_json, left_out)
+
+
+def _stated(good: dict[str, int], by: Calibration) -> list[dict[str, Any]]:
+    """What the calibration states of good parts beside what these images show; broken if chance cannot explain it."""
+    from firm.metrics.image import rate_of
+
+    of, found = sum(good.values()), []
+    above = {"REVIEW or FAIL": of - good.get("PASS", 0), "FAIL": good.get("FAIL", 0)}
+    for (name, count), rate in zip(above.items(), (by.reviewed, by.failed), strict=True):
+        if of:
+            realised = rate_of(count, of)
+            broken = realised.low > rate.kept
+            found.append({"verdict": name, "stated": rate.kept, "realised": asdict(realised), "broken": broken})
+    return found
+
+
+def _stated_rows(stated: list[dict[str, Any]], word: str) -> Rows:
+    rows: Rows = [("of good images", f"{word} at most" if word == "guaranteed" else word, "realised, %")]
+    for each in stated:
+        rate = each["realised"]
+        interval = f"{100 * rate['low']:.1f} to {100 * rate['high']:.1f}"
+        share = f"{100 * rate['count'] / rate['of']:.1f} ({interval})"
+        rows.append((each["verdict"], f"{100 * each['stated']:.1f} %", share + ("  more than stated" * each["broken"])))
+    return rows if stated else []
+
+
+def _broken(stated: list[dict[str, Any]], by: Calibration, good: Tensor) -> list[str]:
+    """Rates that are not kept, with the drift that may explain it."""
+    import torch
+
+    from firm.decision.drift import drift
+
+    broken = [each["verdict"] for each in stated if each["broken"]]
+    if not broken or not by.scores:
+        return []
+    found = drift(good, torch.tensor(by.scores), parts=torch.tensor(by.shown)).sentence
+    why = found or "no drift of the scores is seen"
+    return [f"more good images are for {' and for '.join(broken)} than stated: {why}"]
 
 
 def card(model: Model) -> None:

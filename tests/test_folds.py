@@ -1,0 +1,126 @@
+"""Thresholds from folds of all good images: no model scores a part it has seen, and names say what sets a threshold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firm.cli.evaluate import _broken, _stated
+from firm.data.splits import folds_by_part, parts_by_name
+from firm.decision.calibration import FOLDS, HELD_OUT, TargetRates, calibration_of, summary_of, warnings_of
+from firm.detector import fit as pipeline
+from firm.detector.detector import Detector
+from firm.detector.read import Options, as_data, read_good
+from firm.drawn.render import draw_dataset, save_png
+from firm.errors import DataError, SettingError
+from firm.images.preprocess import fingerprint
+from firm.recipes.presets import recipe as preset
+from listening import Heard
+
+SMALL = {"size": 64, "training.epochs": 1, "pretrained.margin": 0, "automatic": []}
+RECIPE = preset("wavelets", **SMALL)
+PLATES = draw_dataset("plate", size=64, train=12, good=1, bad=1).train
+
+
+# --- folds ---
+
+
+@given(st.lists(st.integers(0, 30), min_size=2, max_size=60), st.integers(2, 6), st.integers(0, 3))
+def test_images_of_one_part_are_in_one_fold_and_folds_are_even(shown: list[int], folds: int, seed: int):
+    parts = torch.tensor(shown).unique(return_inverse=True)[1]
+    fold = folds_by_part(parts, folds, seed=seed)
+    assert all(len(fold[parts == part].unique()) == 1 for part in parts.unique())
+    sizes, largest = fold.bincount(), int(parts.bincount().max())
+    assert len(sizes) == min(folds, len(parts.unique()))
+    assert int(sizes.max() - sizes.min()) <= largest
+
+
+def test_no_fold_model_has_seen_what_it_scores(monkeypatch: pytest.MonkeyPatch):
+    learnt, scored, real, measure = [], [], pipeline.fit_model, pipeline.measure
+
+    def watched_fit(recipe, prepared, network, **options):
+        learnt.append(set(map(fingerprint, prepared.data.train)))
+        return real(recipe, prepared, network, **options)
+
+    def watched_measure(model, images, *rest):
+        scored.append(set(map(fingerprint, images)))
+        return measure(model, images, *rest)
+
+    monkeypatch.setattr(pipeline, "fit_model", watched_fit)
+    monkeypatch.setattr(pipeline, "measure", watched_measure)
+    parts = torch.arange(12) // 2
+    fitted = pipeline.fit(read_good(as_data(PLATES), RECIPE, Options(parts=parts)), Heard())
+    everything = set(map(fingerprint, PLATES))
+    assert len(learnt) == len(scored) == 5
+    for known, new in zip(learnt, scored, strict=True):
+        assert not known & new
+        assert known | new == everything
+    assert set.union(*scored) == everything
+    assert (fitted.calibration.basis, fitted.calibration.images, fitted.calibration.parts) == (FOLDS, 12, 6)
+
+
+def test_a_split_is_used_if_asked_for_or_if_an_encoder_is_learnt():
+    held_out = Detector.fit(PLATES, recipe=RECIPE, calibration="split", listener=Heard())
+    assert held_out.decides.basis == HELD_OUT
+    assert Detector.fit(PLATES, recipe=RECIPE, holdout=0.5, listener=Heard()).decides.basis == HELD_OUT
+    scratch = preset("fast", **{"training.epochs": 1, "encoder.width": 4, "size": 32})
+    assert Detector.fit(PLATES, recipe=scratch, listener=Heard()).decides.basis == HELD_OUT
+    with pytest.raises(SettingError, match="frozen"):
+        Detector.fit(PLATES, recipe=scratch, calibration="folds", listener=Heard())
+
+
+def test_rates_of_folds_are_called_estimated_and_held_out_ones_guaranteed():
+    scores = torch.arange(30.0)
+    stated = {basis: summary_of(calibration_of(scores, model="m", basis=basis))[1] for basis in (FOLDS, HELD_OUT)}
+    assert "estimate" in stated[FOLDS]
+    assert "guarantee" not in stated[FOLDS]
+    assert "guarantee" in stated[HELD_OUT]
+
+
+# --- parts by name ---
+
+
+def test_parts_are_named_by_a_regular_expression(tmp_path: Path):
+    files = [tmp_path / f"part{number // 3}_{number % 3}.png" for number in range(12)]
+    assert parts_by_name(files, r"(part\d+)_").tolist() == [number // 3 for number in range(12)]
+    for file, image in zip(files, PLATES, strict=True):
+        save_png(file, image)
+    detector = Detector.fit(tmp_path, recipe=RECIPE, group_by=r"(part\d+)_", listener=Heard())
+    assert (detector.decides.parts, detector.decides.images) == (4, 12)
+    assert set(detector.decides.files) == {file.name for file in files}
+
+
+def test_a_pattern_that_does_not_fit_is_refused(tmp_path: Path):
+    with pytest.raises(SettingError):
+        parts_by_name([tmp_path / "a.png"], "(")
+    with pytest.raises(DataError, match=r"a\.png"):
+        parts_by_name([tmp_path / "a.png"], r"part(\d+)")
+    with pytest.raises(SettingError):
+        parts_by_name([], r"(\d+)")
+
+
+# --- what a user is told ---
+
+
+def test_the_image_that_alone_sets_a_threshold_is_named():
+    scores = torch.cat([torch.arange(19.0) / 10, torch.tensor([8.05])])
+    files = [f"{number}.jpg" for number in range(20)]
+    assert any("19.jpg" in text for text in warnings_of(calibration_of(scores, model="m", files=files)))
+    even = calibration_of(torch.arange(20.0), model="m", files=files)
+    assert not any(".jpg" in text for text in warnings_of(even))
+
+
+def test_a_rate_that_is_not_kept_is_said_with_the_drift_beside():
+    by = calibration_of(torch.arange(100.0), model="m", targets=TargetRates(false_calls=0.1, fail=0.02))
+    kept = _stated({"PASS": 90, "REVIEW": 8, "FAIL": 2}, by)
+    assert [each["broken"] for each in kept] == [False, False]
+    assert _broken(kept, by, torch.arange(100.0)) == []
+    moved = _stated({"PASS": 40, "REVIEW": 30, "FAIL": 30}, by)
+    assert [each["broken"] for each in moved] == [True, True]
+    (text,) = _broken(moved, by, torch.arange(100.0) + 60)
+    assert "drifted" in text
+    assert _stated({}, by) == []
