@@ -29,6 +29,7 @@ from firm.scoring.patch_features import (
     mirrored,
 )
 from firm.scoring.patch_grid import Grid
+from listening import Heard
 
 SIDE = 96
 GRID = Grid(size=8, stride=8)
@@ -62,7 +63,9 @@ def backbone(resnet18_file):
 
 @pytest.fixture(scope="module")
 def detector(recipe):
-    return Detector.fit(GOOD, recipe=recipe, seed=0, holdout=0.2, false_calls=0.25)
+    return Detector.fit(
+        GOOD, recipe=recipe, seed=0, holdout=0.2, false_calls=0.25, keep_suspects=True, listener=Heard()
+    )
 
 
 # --- cells of a backbone ---
@@ -187,6 +190,7 @@ def test_a_saved_one_decides_the_same_without_the_weights_file(detector, tmp_pat
 
 def test_an_interrupted_fit_goes_on_to_the_same_detector(recipe, detector, tmp_path):
     options = {"recipe": recipe, "seed": 0, "holdout": 0.2, "false_calls": 0.25, "folder": tmp_path}
+    options |= {"keep_suspects": True, "listener": Heard()}
 
     def die(progress, run):
         if progress.step == 20:
@@ -204,7 +208,9 @@ def test_an_interrupted_fit_goes_on_to_the_same_detector(recipe, detector, tmp_p
 
 def test_the_plain_baseline_trains_nothing_and_makes_no_defects(recipe, tmp_path):
     plain = change(recipe, {"features": "backbone", "training.epochs": 0, "memory.standardise": False})
-    fitted = Detector.fit(GOOD, recipe=plain, seed=0, holdout=0.2, false_calls=0.25, folder=tmp_path)
+    fitted = Detector.fit(
+        GOOD, recipe=plain, seed=0, holdout=0.2, false_calls=0.25, keep_suspects=True, listener=Heard(), folder=tmp_path
+    )
     assert fitted.model.scorer.kinds == ("backbone",)
     assert fitted.model.scorer.banks["backbone"].memory.metric == "l2"
     assert [file.name for file in tmp_path.glob("*.f16")] == [next(tmp_path.glob("good*.f16")).name]
@@ -217,7 +223,9 @@ def test_reweighed_image_scores_are_those_of_the_file_and_maps_stay(recipe, tmp_
         {"features": "backbone", "training.epochs": 0, "pretrained.margin": 0, "memory": Memory(sampling_ratio=0.3)},
     )
     light, heavy = (
-        Detector.fit(GOOD[:8], recipe=given, seed=0, holdout=0.2, false_calls=0.25)
+        Detector.fit(
+            GOOD[:8], recipe=given, seed=0, holdout=0.2, false_calls=0.25, keep_suspects=True, listener=Heard()
+        )
         for given in (plain, change(plain, {"memory.reweight": 9}))
     )
     bad = BAD.images[:4]

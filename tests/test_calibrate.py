@@ -143,7 +143,8 @@ def test_the_fit_calibrates(mine: Path, plates: Path) -> None:
     by = detector.decides
     assert by == read_calibration(mine / "calibration.json", model=detector.id)
     assert by.images == 4
-    assert by.review == by.fail == max(by.scores) == detector.limit
+    assert by.review == detector.limit == sorted(by.scores)[-2]  # of four, the highest is for REVIEW
+    assert by.fail == max(by.scores)
     found = detector.inspect(next((plates / "test" / "good").iterdir()))
     assert (found.review, found.fail, found.calibration) == (by.review, by.fail, by.id)
 
@@ -232,12 +233,12 @@ def test_calibrations_that_cannot_be_trusted_are_refused(mine: Path, plates: Pat
 
 
 def test_calibrate_writes_beside_the_detector_and_inspect_obeys(mine: Path, model: Path, plates: Path) -> None:
-    code, out, err = run("calibrate", mine, plates / "test" / "good")
+    code, out, err = run("calibrate", mine, plates / "test" / "good", "--false-calls=0.04", "--fail=0.01")
     assert code == 0, err
     found = read_calibration(beside(mine), model=Detector.load(mine).id)
     assert out.splitlines() == [f"{beside(mine)}: from 19 held-out good images", *summary_of(found)]
     assert found.upper_bound(found.fail) == pytest.approx(1 - 0.05 ** (1 / 19))  # none of 19 lies above
-    assert len(warnings_of(found)) == 2
+    assert sum("cannot guarantee" in text for text in warnings_of(found)) == 2
     assert all(f"warning: {warning}" in err for warning in warnings_of(found))
     _, out, _ = run("inspect", mine, plates / "test", "--json")
     assert json.loads(out)["images"][0]["review"] == found.review != Detector.load(model).limit
@@ -248,6 +249,7 @@ def test_calibrate_writes_beside_the_detector_and_inspect_obeys(mine: Path, mode
 
 def test_a_calibration_with_room_between_its_thresholds_sends_parts_to_review(mine: Path, plates: Path) -> None:
     good = plates / "test" / "good"
+    assert run("calibrate", mine, good, "--fail=0.05", "--false-calls=0.05")[0] == 0
     assert ", 0 REVIEW, " in run("inspect", mine, good)[1]
     assert run("calibrate", mine, good, "--fail=0.1", "--false-calls=0.3")[0] == 0
     images = json.loads(run("inspect", mine, good, "--json")[1])["images"]
@@ -266,7 +268,7 @@ def test_two_thresholds_and_no_warning(mine: Path, plates: Path, tmp_path: Path)
     assert code == 0, err
     told = json.loads(out)
     assert told["review"] < told["fail"]
-    assert told["warnings"] == []
+    assert not [text for text in told["warnings"] if "look at it" not in text]
     assert Detector.load(mine).decides.id != told["id"]
     assert read_calibration(file, model=told["model"]).id == told["id"]
 
@@ -318,4 +320,4 @@ def test_a_stale_calibration_can_be_replaced(mine: Path, plates: Path) -> None:
     code, _, err = run("inspect", mine, plates / "test" / "good")
     assert (code, "firm calibrate" in err) == (2, True)
     assert run("calibrate", mine, plates / "test" / "good")[0] == 0
-    assert run("inspect", mine, plates / "test" / "good")[0] == 0
+    assert run("inspect", mine, plates / "test" / "good")[0] == 3  # decided: the highest few are for REVIEW

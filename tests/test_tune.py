@@ -23,6 +23,7 @@ from firm.detector.prepare import Prepared
 from firm.detector.tune import (
     BEFORE,
     BEHIND,
+    CORESET_LEAST,
     CORESET_RATIO,
     EXPOSURE,
     INSPECTED,
@@ -31,6 +32,7 @@ from firm.detector.tune import (
     Candidate,
     choose,
     choose_features,
+    coreset_ratio,
     disjoint_parts,
     make_trial,
 )
@@ -150,9 +152,18 @@ def test_backbone_features_of_a_texture_are_compared_anywhere_with_a_coreset(mon
     recipe = preset("wavelets", **{"size": 64, "pretrained.margin": 0, "automatic": ["foreground", "neighbourhood"]})
     settled, _ = tried(recipe, grain(), backbone=load_backbone(WAVELETS))
     assert settled.conditioning.foreground.method == "ones"
-    memory = settled.memory
-    assert (memory.neighbourhood, memory.sampling_ratio, memory.sampling) == (-1, CORESET_RATIO, "coreset")
+    assert settled.memory.neighbourhood == -1
     assert settled.tiling.surroundings == SURROUNDINGS
+
+
+def test_a_coreset_of_backbone_cells_is_a_hundredth_but_never_tiny():
+    recipe = preset("wavelets", **{"size": 64, "pretrained.margin": 0})
+    cells = recipe.grid.shape(64, 64)
+    each = cells[0] * cells[1]
+    for images, kept in ((5, 5 * each), (200, CORESET_LEAST), (20_000, 20_000 * each // 100)):
+        ratio = coreset_ratio(recipe, torch.empty(1, 3, 64, 64, dtype=torch.uint8).expand(images, -1, -1, -1))
+        assert ratio * images * each == pytest.approx(min(kept, images * each))
+    assert coreset_ratio(recipe, torch.empty(20_000, 1, 64, 64, dtype=torch.uint8)) == CORESET_RATIO
 
 
 def test_what_is_set_stays():
