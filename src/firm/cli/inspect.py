@@ -49,7 +49,7 @@ def inspect(
     """Decide PASS, REVIEW or FAIL for every image, say where, and write a report.
 
     The exit code is 0 if all PASS, 4 if any FAILs, 1 if a file could not be read, 3 if some are for REVIEW, 2 if
-    nothing could be done. A watch ends with 0 when it is stopped; started again, it goes on where it was.
+    nothing could be done. A watch ends with 0 when it is stopped; started again, it resumes.
     """
     from firm.data.folder import find_files, refuse_mixing
     from firm.detector.detector import Detector
