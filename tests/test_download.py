@@ -1,6 +1,7 @@
 """Downloads against a real server on this machine: resumed, restarted, refused."""
 
 import hashlib
+import os
 import re
 import threading
 from dataclasses import replace
@@ -9,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from firm.data.download import download, fetch
-from firm.data.registry import DATASETS, data_root
+from firm.data.registry import DATASETS, data_root, folder_named, training_files
 from firm.errors import DataError, SettingError
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
@@ -161,5 +162,21 @@ def test_the_root_is_an_argument_then_the_environment_then_the_cache(tmp_path, m
     monkeypatch.setenv("FIRM_DATA", "~/sets")
     assert data_root(tmp_path / "here") == tmp_path / "here"
     assert data_root() == tmp_path / "sets"
+    monkeypatch.setenv("FIRM_DATA", os.pathsep.join(("~/sets", "~/more")))
+    (tmp_path / "more" / "exposure").mkdir(parents=True)
+    assert data_root() == tmp_path / "sets"
+    assert data_root(holding="exposure") == tmp_path / "more"
     monkeypatch.delenv("FIRM_DATA")
     assert data_root() == tmp_path / ".cache" / "firm"
+
+
+def test_several_folders_of_data_are_searched_in_their_order(tmp_path, monkeypatch):
+    for name in ("a/first", "a/both", "b/second", "b/both"):
+        (tmp_path / name).mkdir(parents=True)
+    screw = tmp_path / "b" / "mvtec" / "screw" / "train" / "good" / "0.png"
+    screw.parent.mkdir(parents=True)
+    screw.write_bytes(b"")
+    monkeypatch.setenv("FIRM_DATA", os.pathsep.join((str(tmp_path / "a"), str(tmp_path / "b"))))
+    assert [folder_named(name).parent.name for name in ("first", "second", "both")] == ["a", "b", "a"]
+    assert folder_named("neither") is None
+    assert training_files("mvtec:screw") == [screw]

@@ -51,9 +51,16 @@ _PUBLISHED = json.loads(files("firm.data").joinpath("datasets.json").read_text(e
 DATASETS: dict[str, Dataset] = {name: _dataset(**entry) for name, entry in _PUBLISHED.items()}
 
 
-def data_root(root: Path | None = None) -> Path:
-    """Where data sets are kept: `root`, else the environment's FIRM_DATA, else ~/.cache/firm."""
-    return Path(root or os.environ.get("FIRM_DATA") or "~/.cache/firm").expanduser()
+def data_roots(root: Path | None = None) -> list[Path]:
+    """Where data sets are kept: `root`, else the folders of FIRM_DATA (separated as in PATH), else ~/.cache/firm."""
+    named = [str(root)] if root else [part for part in os.environ.get("FIRM_DATA", "").split(os.pathsep) if part]
+    return [Path(part).expanduser() for part in named or ["~/.cache/firm"]]
+
+
+def data_root(root: Path | None = None, *, holding: str = "") -> Path:
+    """The first folder of data that has an entry called `holding`; else the first folder, where downloads go."""
+    roots = data_roots(root)
+    return next((place for place in roots if holding and (place / holding).exists()), roots[0])
 
 
 def load(
@@ -115,7 +122,7 @@ def folder_named(name: str, root: Path | None = None) -> Path | None:
     refuse_others(name)
     if "/" in name or os.sep in name or Path(name).is_dir():
         return Path(name).expanduser()
-    kept = data_root(root) / name
+    kept = data_root(root, holding=name) / name
     return kept if kept.is_dir() else None
 
 
@@ -141,9 +148,11 @@ def _spelling(name: str) -> str:
 
 def _places(dataset: str, root: Path | None) -> list[Path]:
     """The folders that may hold a data set, most likely first."""
-    top, folders = data_root(root), DATASETS[dataset].folders
-    unpacked = [place / folder for folder in folders for place in (top / dataset, top)]
-    return [top / dataset, *unpacked, *([top] if folders else [])]
+    places, folders = list[Path](), DATASETS[dataset].folders
+    for top in data_roots(root):
+        unpacked = [place / folder for folder in folders for place in (top / dataset, top)]
+        places += [top / dataset, *unpacked, *([top] if folders else [])]
+    return places
 
 
 def _function(path: str) -> Any:

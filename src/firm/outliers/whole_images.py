@@ -53,7 +53,7 @@ class Exposure:
         n, _, height, width = inliers.shape
         if height != width:
             raise DataError(f"exposure needs square images, not {width} x {height} pixels; make them square")
-        pool = open_pool(self.path, data_root())
+        pool = open_pool(self.path, data_root(holding="exposure"))
         images = pool.take(torch.randint(len(pool), (n,), generator=rng), width)
         if not self.rotate:
             return Outliers(images, torch.ones(n, dtype=torch.long))

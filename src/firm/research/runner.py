@@ -104,7 +104,7 @@ def _pool(outliers: object) -> dict[str, Any]:
     """The name, size and digest of the exposure pool; empty where none is used."""
     if not isinstance(outliers, Exposure):
         return {}
-    pool = open_pool(outliers.path, data_root())
+    pool = open_pool(outliers.path, data_root(holding="exposure"))
     sample = pool.take(range(0, len(pool), max(1, len(pool) // 1000)), 32)  # enough to tell pools apart
     return {"name": outliers.path, "images": len(pool), "digest": fingerprint(sample)}
 
