@@ -56,6 +56,16 @@ def test_scans_without_end_are_refused_before_they_are_decoded(monkeypatch):
     assert "scans" in refused(bomb)
 
 
+def test_scans_are_counted_in_a_tiff_as_well(monkeypatch):
+    tall = np.tile(PHOTO, (10, 1, 1))
+    plain = encoded(tall, "TIFF", compression="jpeg", tiffinfo={278: 16})  # a scan for every 16 rows
+    assert len(pixels.SCAN.findall(plain)) == -(-len(tall) // 16) > 1
+    monkeypatch.setattr(pixels, "MAX_SCANNED", 1_000_000)
+    assert decode(plain).shape == tall.shape
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda _: pytest.fail("was decoded"))
+    assert "scans" in refused(plain + b"\xff\xda\x00\x08\x01" * 2)
+
+
 def test_ten_scans_of_the_largest_image_are_read():
     assert 10 * pixels.MAX_PIXELS <= pixels.MAX_SCANNED
 

@@ -191,7 +191,7 @@ def test_a_drawn_set_is_evaluated_at_the_side_of_the_detector(
         rows = list(csv.DictReader(table))
     assert [row["image"] for row in rows] == [f"drawn:plate {number}" for number in range(10)]
     same = Detector.load(patches).inspect(plates / "test" / "good" / "000.png")  # the same part
-    assert float(rows[0]["score"]) == pytest.approx(same.score, abs=1e-5)
+    assert float(rows[0]["score"]) == pytest.approx(same.score, rel=1e-5)
     assert ours["auroc"]["value"] == files["auroc"]["value"]  # the order of the images is another, and so the resamples
     located = ours["localisation"]["aupro"]["value"], files["localisation"]["aupro"]["value"]
     assert located[0] == pytest.approx(located[1], abs=1e-3)

@@ -3,7 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 
 import numpy as np
 import pytest
@@ -25,21 +25,24 @@ def all_visible(scores):
     return statistics(scores, torch.ones_like(scores, dtype=torch.bool))
 
 
-def place_statistics(scores):
-    """Mean and deviation of each place by loops over the cells around it."""
+def place_statistics(scores, visible):
+    """Mean and deviation of each place by loops over the cells around it; the pooled variance counts as ten images."""
     n, rows, columns = scores.shape
-    series = {(i, j): [float(scores[m, i, j]) for m in range(n)] for i in range(rows) for j in range(columns)}
-    deviation = {
-        (i, j): math.sqrt(
-            fmean(stdev(values) ** 2 for (y, x), values in series.items() if max(abs(y - i), abs(x - j)) <= 1)
-        )
-        for i, j in series
-    }
-    least = median(deviation.values()) / 2
-    grid = lambda values: np.array([values[i, j] for i in range(rows) for j in range(columns)]).reshape(rows, columns)  # noqa: E731
-    return grid({at: fmean(values) for at, values in series.items()}), grid(
-        {at: max(value, least) for at, value in deviation.items()}
-    )
+    places = list(itertools.product(range(rows), range(columns)))
+    series = {(i, j): [float(scores[m, i, j]) for m in range(n) if visible[m, i, j]] for i, j in places}
+    several = {at: values for at, values in series.items() if len(values) > 1}
+    squares = sum(stdev(values) ** 2 * (len(values) - 1) for values in several.values())
+    pooled = squares / sum(len(values) - 1 for values in several.values())
+    deviation = {}
+    for (i, j), values in series.items():
+        near = [stdev(v) ** 2 for (y, x), v in several.items() if max(abs(y - i), abs(x - j)) <= 1]
+        around = fmean(near) if near else pooled
+        deviation[i, j] = math.sqrt((len(values) * around + 10 * pooled) / (len(values) + 10))
+    middle = sorted(deviation.values())
+    least = float(np.quantile(middle, 0.5)) / 2
+    every = fmean(itertools.chain(*series.values()))
+    means = [[fmean(series[i, j]) if series[i, j] else every for j in range(columns)] for i in range(rows)]
+    return np.array(means), np.array([[max(deviation[i, j], least) for j in range(columns)] for i in range(rows)])
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (5, 6)])
@@ -47,10 +50,8 @@ def test_statistics_are_those_of_loops(rows, columns):
     rng = contracts.generator()
     spread = torch.linspace(0.01, 1, columns)  # so uneven that the floor acts
     scores = torch.rand(12, rows, columns, generator=rng) * spread + torch.rand(rows, columns, generator=rng)
-    mean, deviation = all_visible(scores)
-    expected_mean, expected_deviation = place_statistics(scores)
-    np.testing.assert_allclose(mean, expected_mean, rtol=1e-5)
-    np.testing.assert_allclose(deviation, expected_deviation, rtol=1e-4)
+    expected = place_statistics(scores, torch.ones_like(scores, dtype=torch.bool))
+    np.testing.assert_allclose(torch.stack(all_visible(scores)), expected, rtol=1e-4)
 
 
 def test_half_the_median_deviation_is_the_least():
@@ -61,36 +62,24 @@ def test_half_the_median_deviation_is_the_least():
     assert float(all_visible(torch.ones(20, 3, 3))[1].min()) == pytest.approx(1e-6)
 
 
-def test_few_images_share_one_mean_and_deviation():
-    scores = torch.rand(9, 3, 4, generator=contracts.generator())
-    mean, deviation = all_visible(scores)
-    assert mean.shape == deviation.shape == (3, 4)
-    np.testing.assert_allclose(mean, np.full((3, 4), scores.double().mean()), rtol=1e-6)
-    np.testing.assert_allclose(deviation, np.full((3, 4), scores.double().std()), rtol=1e-6)
-    assert len(all_visible(torch.cat([scores, scores[:1]]))[0].unique()) > 1
-
-
-def test_places_that_are_seen_too_seldom_share_the_statistics_of_all():
+@pytest.mark.parametrize("n", [2, 9, 14])
+def test_hidden_scores_have_no_part_in_the_statistics(n):
     rng = contracts.generator()
     scores = torch.rand(14, 4, 5, generator=rng) + torch.rand(4, 5, generator=rng)
     visible = torch.rand(14, 4, 5, generator=rng) < 0.9
-    visible[9:, :2, :2] = False  # nine images at most
-    hidden = scores.masked_fill(~visible, 1e6)  # what is hidden has no part in anything
-    mean, deviation = statistics(hidden, visible)
-    series = {(i, j): scores[visible[:, i, j], i, j].double() for i in range(4) for j in range(5)}
-    own = {at: values for at, values in series.items() if len(values) >= 10}
-    assert 0 < len(own) < 20
-    spread = {
-        (i, j): math.sqrt(fmean(float(v.var()) for (y, x), v in own.items() if max(abs(y - i), abs(x - j)) <= 1))
-        for i, j in own
-    }
-    least = median(spread.values()) / 2
-    every = torch.cat(list(series.values()))
-    for at, values in series.items():
-        wanted = (values.mean(), max(spread[at], least)) if at in own else (every.mean(), every.std())
-        np.testing.assert_allclose((mean[at], deviation[at]), [float(value) for value in wanted], rtol=1e-4)
-    few = statistics(hidden[:9], visible[:9])
-    np.testing.assert_allclose(few[0], np.full((4, 5), float(scores[:9][visible[:9]].mean())), rtol=1e-5)
+    visible[:, :2, :2] = False  # never seen, nor most of what is around it
+    hidden = scores.masked_fill(~visible, 1e6)
+    np.testing.assert_allclose(
+        torch.stack(statistics(hidden[:n], visible[:n])), place_statistics(scores[:n], visible[:n]), rtol=1e-4
+    )
+
+
+def test_one_more_image_hardly_moves_the_scale():
+    rng = contracts.generator()
+    scores = torch.rand(11, 6, 6, generator=rng) * torch.rand(6, 6, generator=rng)
+    for n in range(5, 11):
+        ratio = all_visible(scores[: n + 1])[1] / all_visible(scores[:n])[1]
+        assert 0.7 < float(ratio.min()) <= float(ratio.max()) < 1.4
 
 
 @pytest.mark.parametrize(("keep", "choose"), [(1.0, "random"), (0.5, "random"), (0.5, "coreset")])

@@ -98,12 +98,14 @@ def _broken(stated: list[dict[str, Any]], by: Calibration, good: Tensor) -> list
     """Rates that are not kept, with the drift that may explain it."""
     import torch
 
+    from firm.decision.calibration import FOLDS
     from firm.decision.drift import drift
 
     broken = [each["verdict"] for each in stated if each["broken"]]
     if not broken or not by.scores:
         return []
-    found = drift(good, torch.tensor(by.scores), parts=torch.tensor(by.shown)).sentence
+    parts, estimated = torch.tensor(by.shown), by.basis == FOLDS
+    found = drift(good, torch.tensor(by.scores), parts=parts, estimated=estimated).sentence
     why = found or "no drift of the scores is seen"
     return [f"more good images are for {' and for '.join(broken)} than stated: {why}"]
 

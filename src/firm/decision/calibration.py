@@ -29,7 +29,8 @@ KIND, NAME = "calibration", "calibration.json"
 AGAIN = "run firm calibrate again"
 HELD_OUT, FOLDS = "held-out", "folds"  # where the scores come from: the detector itself, or one model for each fold
 FALSE_CALLS, FAILS = 0.05, 0.01  # default target rates, if there are images enough
-SPARED = 3  # good parts above the default review threshold, so that one odd part does not decide what may PASS
+SPARED = 5  # good parts above the default review threshold, so that a few odd ones do not decide what may PASS
+REVIEWED = 4  # and at most one part in so many
 ODD = 0.75  # gap below the highest score, relative to the rest of the tail, from which its image is named
 
 Scores = Float[Tensor, " n"]
@@ -61,7 +62,7 @@ class TargetRates:
         With few parts the lowest rate is that of the highest score. FAIL takes it; REVIEW spares the highest few parts,
         because a defect that PASSes is worse than a good part that is looked at.
         """
-        spared = min(SPARED, max(1, parts // (2 * SPARED)))
+        spared = min(SPARED, max(1, parts // REVIEWED))
         calls = max(FALSE_CALLS, min(0.5, (spared + 1) / (parts + 1))) if self.false_calls is None else self.false_calls
         fail = max(FAILS, 1 / (parts + 1)) if self.fail is None else self.fail
         return calls, min(fail, calls)  # FAIL implies a call

@@ -22,6 +22,7 @@ PLACES = 99  # maximum number of reference scores to compare with, evenly spaced
 ALIEN = 0.9  # fraction of the batch above every good image that indicates another product
 FEW = 5  # images needed to report that
 SLIGHT = 0.05  # relative change of brightness that is tolerated; a guess
+STRICTER = 20  # times, for estimated references: their scores come from other models than those of the batch
 SPREADS = 6  # interquartile ranges above the reference's median: other products were at 21 to 102, defects alone at 2
 
 New = Float[Tensor, " m"]  # scores of the batch
@@ -42,13 +43,14 @@ class Drift:
     direction: str  # "higher", "lower", or "" without drift
     enough: bool  # False: too few images for any drift to be reported
     above: int  # images of the batch that score above every good image
+    estimated: bool = False  # the reference is scored out of fold
 
     @property
     def sentence(self) -> str:
         """The message to the user; empty without one."""
         if not self.enough:
             good = plural(self.reference, "good image")
-            needed = images_needed(self.reference, self.level)
+            needed = images_needed(self.reference, _strict(self.level, estimated=self.estimated))
             return f"{plural(self.images, 'image')} cannot show drift against {good} of the calibration; give {needed}"
         if self.foreign:
             return (
@@ -58,9 +60,10 @@ class Drift:
         if not self.moved:
             return ""
         cause = f"or more than one in {DEFECTS} is defective" if self.direction == "higher" else "and defects may pass"
+        chance = _chance(self.p_value, self.level, "about" if self.estimated else "at most")
         return (
             f"the batch has drifted: its images score {self.direction} than the good ones of the calibration; light, "
-            f"camera or material have changed, {cause} ({_chance(self.p_value, self.level)})"
+            f"camera or material have changed, {cause} ({chance})"
         )
 
 
@@ -88,23 +91,29 @@ class LightDrift:
         )
 
 
-def drift(batch: New, reference: Old, *, parts: Parts = None, images: int = 0, level: float = 0.01) -> Drift:
+def drift(
+    batch: New, reference: Old, *, parts: Parts = None, images: int = 0, level: float = 0.01, estimated: bool = False
+) -> Drift:
     """Compare the scores of a batch, one per part (`one_of_each`), with those of held-out good images of `parts`.
 
-    `images` counts all images of the batch, of which a fifth may be defects of different parts.
+    `images` counts all images of the batch, of which a fifth may be defects of different parts. `estimated`: the
+    reference is scored out of fold. No theorem covers that, so a chance must be lower still, and the median of the
+    batch outside the middle half of the reference.
     """
     new, good, alone = _compared(batch, reference, parts, level)
     kept = new.sort().values[: max(0, len(new) - _allowed(max(images, len(new))))]  # the rest may be defects
     higher, lower = _chance_of_higher(kept, alone), _chance_of_higher(-new, -alone)
     p_value = min(1.0, 2 * min(higher, lower))
-    enough = 2 * _least_chance(len(kept), len(alone)) <= level
-    moved = enough and p_value <= level
+    strict = _strict(level, estimated=estimated)
+    enough = 2 * _least_chance(len(kept), len(alone)) <= strict
+    low, middle, high = good.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
+    clear = not estimated or (float(kept.median()) > high if higher < lower else float(new.median()) < low)
+    moved = enough and p_value <= strict and clear
     direction = ("higher" if higher < lower else "lower") if moved else ""
     above = int((new > good.max()).sum())
-    low, middle, high = good.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
     far = float(new.median()) > middle + SPREADS * (high - low)
     foreign = direction == "higher" and len(new) >= FEW and above >= ALIEN * len(new) and far
-    return Drift(moved, foreign, p_value, level, len(new), len(alone), direction, enough, above)
+    return Drift(moved, foreign, p_value, level, len(new), len(alone), direction, enough, above, estimated)
 
 
 def light_drift(batch: New, reference: Old, *, parts: Parts = None, images: int = 0, level: float = 0.01) -> LightDrift:
@@ -175,9 +184,13 @@ def _compared(batch: New, reference: Old, parts: Parts, level: float) -> tuple[N
     return new, good, good if parts is None else one_of_each(good, parts)
 
 
-def _chance(p_value: float, level: float) -> str:
+def _strict(level: float, *, estimated: bool) -> float:
+    return level / STRICTER if estimated else level
+
+
+def _chance(p_value: float, level: float, about: str = "at most") -> str:
     chance = "below 0.000001" if p_value < 1e-6 else f"= {p_value:.2g}"
-    return f"p {chance}; a false alarm in at most {100 * level:.2g} % of batches"
+    return f"p {chance}; a false alarm in {about} {100 * level:.2g} % of batches"
 
 
 def _chance_of_higher(new: Float[Tensor, " g"], good: Float[Tensor, " n"]) -> float:

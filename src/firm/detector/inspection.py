@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +14,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from firm.data.duplicates import ALIGNMENT_SIDE, group_by_part, thumbnails
-from firm.decision.calibration import FAIL, PASS, REVIEW
+from firm.decision.calibration import FAIL, FOLDS, PASS, REVIEW
 from firm.decision.drift import Drift, LightDrift, drift, light_drift, one_of_each
 from firm.decision.verdict import Verdict
 from firm.detector.detector import Detector, Examined
@@ -90,7 +91,9 @@ class Inspection:
 
     def drift(self) -> Drift | None:
         """The scores of the batch, one per part, against the calibration; None if either has none."""
-        return self._compare(drift, [verdict.score for verdict in self.verdicts], self.detector.decides.scores)
+        by = self.detector.decides
+        test = partial(drift, estimated=by.basis == FOLDS)
+        return self._compare(test, [verdict.score for verdict in self.verdicts], by.scores)
 
     def light_drift(self) -> LightDrift | None:
         """The same for brightness; None if the calibration has none."""

@@ -215,9 +215,10 @@ def _opened(content: bytes) -> Image.Image:
         raise _Refused(f"has more than {MAX_PIXELS:,} pixels; crop or scale it down first") from None
     except UnidentifiedImageError:
         raise _Refused(f"cannot be decoded: its {kind} header is damaged or unknown; {REPLACE}") from None
-    most = MAX_SCANNED // max(image.width * image.height, 1_000_000)
-    if kind == "JPEG" and next(islice(SCAN.finditer(content), most, None), None):
-        raise _Refused(f"has more than {most} scans for {image.width * image.height:,} pixels; save it as a plain JPEG")
+    pieces = max(len(getattr(image, "tag_v2", {}).get(tag, (0,))) for tag in (273, 324))  # strips, tiles
+    most = pieces * (MAX_SCANNED // max(image.width * image.height, 1_000_000))
+    if kind in ("JPEG", "TIFF") and next(islice(SCAN.finditer(content), most, None), None):
+        raise _Refused(f"has more than {most} scans for {image.width * image.height:,} pixels; save it plainly")
     return _checked(image)
 
 

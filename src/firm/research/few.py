@@ -8,17 +8,19 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from firm.data.duplicates import group_by_part
 from firm.data.splits import default_holdout, parts_needed
 from firm.decision.calibration import FAIL, FALSE_CALLS, PASS, REVIEW, Calibration
+from firm.decision.drift import drift
 from firm.detector.fit import FOLDS, learn
 from firm.detector.prepare import Prepared, frozen_backbone, prepare
 from firm.detector.read import Options
 from firm.detector.split import by_folds, by_holdout
 from firm.detector.tune import choose, coreset_ratio
+from firm.drawn.render import draw_dataset
 from firm.metrics.image import auroc
 from firm.recipes.recipe import change, to_json
 from firm.research.experiment import Experiment
@@ -27,13 +29,16 @@ from firm.runtime.random import stream
 from firm.types import OneClass
 
 SIZES = (5, 10, 20, 40, 80)
-SHARE_GOOD = 0.4  # of the test images that are scored
-TEST = 100
+SIDE = 256  # px of drawn parts
+GOOD, DEFECTIVE = 100, 60  # test images, at most
 
 
 def few(experiment: Experiment, data: OneClass, options: Options, listener: Listener) -> dict[str, Any]:
     """Both ways of calibrating on nested subsets of the good images, judged on test images."""
     recipe, seed = experiment.recipe, options.seed
+    family, _, product = data.name.partition(":")
+    if family == "drawn":  # other parts for every seed, so that no test image counts twice
+        data = draw_dataset(product, seed=seed, size=SIDE, train=max(SIZES), good=GOOD, bad=DEFECTIVE)
     pool = _pool(group_by_part(data.name, data.train), seed)
     test = _test_images(data)
     data = replace(data, train=data.train[pool], files=(), test=data.test[test], anomalous=data.anomalous[test])
@@ -77,7 +82,7 @@ def _both(prepared: Prepared, data: OneClass, seed: int) -> dict[str, Any]:
     for way, fitted in ways.items():
         assert fitted.calibration is not None
         scores = fitted.model.score(data.test)
-        values[way] = _judged(fitted.calibration, scores, data) | {"auroc": round(auroc(scores, data.anomalous), 5)}
+        values[way] = _judged(fitted.calibration, scores, data.anomalous)
     return values
 
 
@@ -90,12 +95,19 @@ def _sampled(prepared: Prepared) -> Prepared:
     return replace(prepared, recipe=change(prepared.recipe, {"memory.sampling_ratio": ratio}))
 
 
-def _judged(by: Calibration, scores: Float[Tensor, " m"], data: OneClass) -> dict[str, Any]:
-    """Verdicts on good and defective test images, and what was stated of the good ones."""
-    sides = {"good": scores[~data.anomalous], "defects": scores[data.anomalous]}
-    verdicts = {name: [by.verdict(score) for score in side.tolist()] for name, side in sides.items()}
+def _judged(by: Calibration, scores: Float[Tensor, " m"], anomalous: Bool[Tensor, " m"]) -> dict[str, Any]:
+    """Verdicts on good and defective test images, what was stated of the good ones, and what the ranking allows."""
+    good, defects = scores[~anomalous], scores[anomalous]
+    verdicts = {"good": list(map(by.verdict, good.tolist())), "defects": list(map(by.verdict, defects.tolist()))}
     counts = {name: {kind: found.count(kind) for kind in (PASS, REVIEW, FAIL)} for name, found in verdicts.items()}
-    return counts | {"stated": {"review": by.reviewed.kept, "fail": by.failed.kept}}
+    ideal = good.quantile(1 - by.reviewed.kept)  # the threshold that keeps the stated rate on these very images
+    moved = drift(good, torch.tensor(by.scores, dtype=torch.float64), estimated=by.basis == "folds")
+    return counts | {
+        "stated": {"review": by.reviewed.kept, "fail": by.failed.kept},
+        "ideal_passes": int((defects <= ideal).sum()),
+        "drift": moved.direction,
+        "auroc": round(auroc(scores, anomalous), 5),
+    }
 
 
 def _pool(parts: Int[Tensor, " n"], seed: int) -> Int[Tensor, " k"]:
@@ -110,7 +122,7 @@ def _pool(parts: Int[Tensor, " n"], seed: int) -> Int[Tensor, " k"]:
 def _test_images(data: OneClass) -> Int[Tensor, " k"]:
     """Good and defective test images, a fixed number of them."""
     chosen = []
-    for label, most in ((False, round(SHARE_GOOD * TEST)), (True, round((1 - SHARE_GOOD) * TEST))):
+    for label, most in ((False, GOOD), (True, DEFECTIVE)):
         side = (data.anomalous == label).nonzero().squeeze(1)
         chosen.append(side[torch.randperm(len(side), generator=stream(0, "few test", label))[:most]])
     return torch.cat(chosen).sort().values

@@ -17,7 +17,7 @@ from firm.scoring.knn import BLOCK, SearchPlan, largest_products, search_plan, s
 
 QUERIES = 16384  # patches searched for in one pass over the bank
 IMAGES = 16  # whose patches are added to a prototype at once
-FEW = 10  # images below which a place has too few scores for statistics of its own
+PRIOR = 10  # images that the variance of all places counts as at each place
 SMALLEST = 1e-6  # deviation: ten times what float32 leaves of a cosine of one
 METRICS = ("cosine", "l2")
 BY_DIRECTION = ("encoder", "projection")  # learnt features are compared by their direction, all others by distance
@@ -338,24 +338,19 @@ def fit_prototype(
 def statistics(scores: Cells, visible: Visible) -> tuple[Float[Tensor, "r c"], Float[Tensor, "r c"]]:
     """Mean and deviation of the visible scores of good images at each place.
 
-    Variances are averaged over 3 x 3 cells, and no deviation is below half the median: where good images happen to
-    agree, a small difference must not raise an alarm. Places with fewer than ten scores share those of all places.
+    Variances are averaged over 3 x 3 cells and drawn towards that of all places, the more the fewer images there are:
+    as if `PRIOR` more images had it. No deviation is below half the median: where good images happen to agree, a small
+    difference must not raise an alarm. A place that is never seen has the mean of all.
     """
-    count, known = visible.sum(0), scores[visible]
-    own = count >= FEW
-    mean, deviation = known.mean().expand_as(count).clone(), known.std().expand_as(count).clone()
-    if bool(own.any()):
-        if len(known) == scores.numel():
-            means = scores.mean(0)
-            variance = F.avg_pool2d(scores.var(0)[None], 3, stride=1, padding=1, count_include_pad=False)[0]
-        else:
-            means = scores.where(visible, 0).sum(0) / count.clamp(min=1)
-            here = (scores - means).square().where(visible, 0).sum(0) / (count - 1).clamp(min=1)
-            summed = F.avg_pool2d(torch.stack([here.where(own, 0), own.float()]), 3, stride=1, padding=1)
-            variance = summed[0] / summed[1]  # over the places that have a variance
-        around = variance[own].sqrt()
-        mean[own], deviation[own] = means[own], around.clamp(min=float(around.quantile(0.5)) / 2)
-    return mean, deviation.clamp(min=SMALLEST)
+    count = visible.sum(0)
+    means = (scores.where(visible, 0).sum(0) / count.clamp(min=1)).where(count > 0, scores[visible].mean())
+    squares = (scores - means).square().where(visible, 0).sum(0)
+    free = (count - 1).clamp(min=0)  # degrees of freedom
+    pooled = squares.sum() / free.sum().clamp(min=1)
+    summed = F.avg_pool2d(torch.stack([squares / free.clamp(min=1), (free > 0).float()]), 3, stride=1, padding=1)
+    around = (summed[0] / summed[1]).where(summed[1] > 0, pooled)  # over the places that have a variance
+    deviation = ((count * around + PRIOR * pooled) / (count + PRIOR)).sqrt()
+    return means, deviation.clamp(min=float(deviation.quantile(0.5)) / 2).clamp(min=SMALLEST)
 
 
 def _checked_visible(features: PatchFeatures, memory: Memory, visible: Visible | None) -> Visible:
