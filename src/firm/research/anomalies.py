@@ -38,7 +38,7 @@ def draw_gallery(out: Path, *, scale: str, seeds: list[int], folder: Path, liste
     """Two rows per product: its test defects, and the synthetic ones on good images of the same product."""
     sets = list(_sets(scale == "smoke", listener))
     columns, height = len(SOURCES) + 1, 2 * len(sets)
-    figure = Figure(figsize=(1.45 * columns, 1.68 * height), layout="constrained")
+    figure = Figure(figsize=(1.15 * columns, 1.36 * height), layout="constrained")
     axes = figure.subplots(height, columns, squeeze=False)
     for place in axes.flat:
         place.axis("off")
@@ -48,7 +48,7 @@ def draw_gallery(out: Path, *, scale: str, seeds: list[int], folder: Path, liste
             for place, panel in zip(axes[2 * number + row], [good, *panels], strict=False):
                 _show(place, panel)
             first, label = axes[2 * number + row][0], f"{data.name}\n{'synthetic' if row else 'test defects'}"
-            first.text(-0.06, 0.5, label, rotation=90, ha="right", va="center", fontsize=8, transform=first.transAxes)
+            first.text(-0.06, 0.5, label, rotation=90, ha="right", va="center", fontsize=7, transform=first.transAxes)
     path = out / "gallery.png"
     save_figure(figure, path)
     return [path]
@@ -92,4 +92,4 @@ def _show(place: Axes, panel: Panel) -> None:
     if altered is not None and altered.any() and not altered.all():
         around = F.max_pool2d(altered[None].float(), 2 * MARGIN + 1, stride=1, padding=MARGIN)[0]
         place.contour(around.numpy(), levels=[0.5], colors=OUTLINE, linewidths=0.7)
-    place.set_title(title.replace("_", " "), fontsize=8, pad=2)
+    place.set_title(title.replace("_", " "), fontsize=7, pad=2)

@@ -172,7 +172,7 @@ def draw_circle(place: Axes, points: Mapping[str, Float[Tensor, "_ 2"]], *, size
         place.plot(radius * np.cos(turn), radius * np.sin(turn), color="#cccccc", linewidth=0.6, zorder=0)
         x, y = (radius * vectors.numpy()).T
         place.scatter(x, y, s=size, color=colour, alpha=0.5, linewidths=0, label=label)
-    place.legend(loc="center", fontsize=8, frameon=False)
+    place.legend(loc="center", fontsize=8, frameon=False, markerscale=(35 / size) ** 0.5)
     place.set_aspect("equal")
     place.axis("off")
 
