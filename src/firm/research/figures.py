@@ -105,8 +105,9 @@ def _by_set(table: Table, scale: str, seeds: list[int], folder: Path) -> dict[st
 
 
 def _means(by_seed: BySeed, value: Callable[[dict[str, Record]], Any]) -> Curves:
-    """For every seed the mean over classes; what a record does not hold is nan."""
-    return np.array([np.mean([value(runs) for runs in classes], axis=0) for classes in by_seed.values()], np.float64)
+    """For every seed the mean over the classes whose records hold the value; nan where none does."""
+    values = (np.ma.masked_invalid([value(runs) for runs in classes]).mean(axis=0) for classes in by_seed.values())
+    return np.array([np.ma.filled(of_seed, np.nan) for of_seed in values], np.float64)
 
 
 def draw_probes(
@@ -171,10 +172,11 @@ def draw_sweeps(out: Path, *, scale: str, seeds: list[int], folder: Path, listen
         for by_seed in found[sweep]:
             at = [ticks.index(row) for row in next(iter(by_seed.values()))[0]]
             _band(place, at, _means(by_seed, partial(_finals, score=NORMS[norm])), COLOURS["firm"], "ours")
-        values = [published(table, data)["firm"] for data in table.data if norm == "without norm"]
-        if values:
-            star = {"color": "#D55E00", "markersize": 11, "label": "the paper's FIRM, 2,000 epochs"}
-            place.plot(ticks.index(USED[sweep]), np.mean(values), "*", **star)
+        if norm == "without norm":  # a point would flatten a curve of reduced scale
+            paper = np.mean([published(table, data)["firm"] for data in table.data])
+            place.text(
+                0.97, 0.03, f"paper at {USED[sweep]}: {paper:.1f}", fontsize=8, ha="right", transform=place.transAxes
+            )
         if (sweep, norm) in PEAKS:
             place.axvline(ticks.index(PEAKS[sweep, norm]), color="black", linestyle="dotted", label="the paper's best")
         place.set_title(f"({letter}) {SWEEPS[sweep]}, {norm}", fontsize=9)
