@@ -6,6 +6,7 @@ outliers on an arc around the opposite point, and the axes are the widths of the
 coincide; batch, share of inliers and temperature are the paper's.
 """
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -41,13 +42,10 @@ def _evenly(count: int) -> Float[Tensor, " n"]:
 def landscape(positives: str, arcs: Float[Tensor, " g"]) -> Float[Tensor, "g g"]:
     """The loss by width of the outliers' arc (rows) and of the inliers' arc (columns)."""
     source = torch.arange(INLIERS + OUTLIERS).repeat(2)
-    group = (source >= INLIERS).long()
-    positive = POSITIVES[positives](source, group)
-    widths = arcs.tolist()
-    losses = [
-        contrastive_loss(configuration(inner, outer), positive, TEMPERATURE) for outer in widths for inner in widths
-    ]
-    return torch.stack(losses).reshape(len(widths), len(widths))
+    positive = POSITIVES[positives](source, (source >= INLIERS).long())
+    batches = (configuration(inner, outer) for outer, inner in product(arcs.tolist(), repeat=2))
+    losses = [contrastive_loss(z, positive, TEMPERATURE) for z in batches]
+    return torch.stack(losses).reshape(len(arcs), len(arcs))
 
 
 def draw_landscape(out: Path, *, scale: str, seeds: list[int], folder: Path, listener: Listener) -> list[Path]:
@@ -66,11 +64,8 @@ def draw_landscape(out: Path, *, scale: str, seeds: list[int], folder: Path, lis
         place.set_title(f"({'abc'[number]}) {LABELS[name]}, {equation}", fontsize=11)
         place.set_xlabel("arc of the inliers, degrees", fontsize=9)
         place.set_ylabel("arc of the outliers, degrees" if not number else "", fontsize=9)
-        place.set_xticks(range(0, 361, 90))
-        place.set_yticks(range(0, 361, 90))
         place.tick_params(labelsize=8)
-        place.set_xlim(-8, 360)
-        place.set_ylim(-8, 360)
+        place.set(xticks=range(0, 361, 90), yticks=range(0, 361, 90), xlim=(-8, 360), ylim=(-8, 360))
         figure.colorbar(filled, ax=place).ax.tick_params(labelsize=8)
         z = configuration(float(arcs[inner]), float(arcs[outer]))[: INLIERS + OUTLIERS]
         draw_circle(axes[1][number], {"inliers": z[:INLIERS], "outliers": z[INLIERS:]}, size=35)
