@@ -76,7 +76,8 @@ def semantic(experiment: Experiment, data: OneClass, options: Options, listener:
     run = train(prepared, options, listener=listener, callbacks=[_probing(experiment, measure)])
     final = measure(run, FINAL)
     training = _training(run, data)
-    training["probes"].append({"step": run.steps, **{name: final[name] for name in PROBES}})
+    last = {"step": run.steps, **{name: final[name] for name in PROBES}}
+    training["probes"].append(last | _properties(run, run.steps))
     return {
         "summary": f"s_con k=1 {100 * final['s_con k=1']['value']:.1f}",
         "recipe": to_json(experiment.recipe),
@@ -193,9 +194,20 @@ def _training(run: Run, data: OneClass) -> Measured:
         "steps": run.steps,
         "good_images": len(data.train),
         "test_images": len(data.test),
-        "probes": [{"step": line["step"], **line["probe"]} for line in run.history.lines if "probe" in line],
+        "probes": [
+            {"step": line["step"], **line["probe"], **_properties(run, line["step"])}
+            for line in run.history.lines
+            if "probe" in line
+        ],
         "diagnostics": logged[-1] if logged else None,
     }
+
+
+def _properties(run: Run, step: int) -> Measured:
+    """The three properties in the last batch that was logged by then."""
+    lines = [line for line in run.history.lines if "compactness" in line and line["step"] <= step]
+    names = ("compactness", "margin", "outlier_spread")
+    return {"properties": {name: _rounded(lines[-1][name]) for name in names}} if lines else {}
 
 
 _tunings: dict[tuple[str, Recipe], tuple[Tuned, float]] = {}  # with the CPU seconds each took
