@@ -30,7 +30,7 @@ from firm.types import OneClass
 
 SIZES = (5, 10, 20, 40, 80)
 SIDE = 256  # px of drawn parts
-GOOD, DEFECTIVE = 100, 60  # test images, at most
+GOOD, DEFECTIVE = 40, 40  # test images, at most
 
 
 def few(experiment: Experiment, data: OneClass, options: Options, listener: Listener) -> dict[str, Any]:
