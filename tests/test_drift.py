@@ -15,6 +15,7 @@ from scipy.stats import hypergeom
 from contracts import generator
 from firm.decision.drift import (
     SLIGHT,
+    STRICTER,
     _never_reached,
     _places,
     _tails,
@@ -417,3 +418,36 @@ def test_a_fifth_of_the_images_may_be_defects_however_many_photographs_the_good_
     assert compare(batch, good).moved  # 16 images by themselves, 12 of them odd
     few = compare(batch[-3:], good, images=60)  # so few parts that all may be defects
     assert few.p_value == 1.0 or not few.moved
+
+
+# --- references scored out of fold ---
+
+
+def test_an_estimated_reference_takes_more_to_show_drift():
+    rng = generator()
+    reference, batch = (torch.randn(n, generator=rng, dtype=torch.float64) for n in (80, 60))
+    slight, clear = batch + 0.8, batch + 3
+    assert drift(slight, reference).direction == "higher"
+    assert drift(slight, reference, estimated=True).direction == ""  # its median is within the middle half
+    assert drift(clear, reference, estimated=True).direction == "higher"
+    assert drift(batch - 3, reference, estimated=True).direction == "lower"
+    assert "about" in drift(clear, reference, estimated=True).sentence
+    assert "at most" in drift(clear, reference).sentence
+    few = drift(batch[:8], reference[:8], estimated=True)
+    assert drift(batch[:8], reference[:8]).enough
+    assert not few.enough
+    assert str(images_needed(8, few.level / STRICTER)) in few.sentence
+
+
+def test_models_of_other_folds_rarely_raise_a_false_alarm():
+    """Good parts are points, a score is the distance to the nearest learnt one: 3 % of such batches or fewer."""
+    alarms, strict = 0, 0
+    for seed in range(60):
+        rng = generator(seed)
+        learnt, new = (torch.randn(n, 4, generator=rng) for n in (40, 60))
+        fold = torch.arange(40) % 5
+        reference = torch.cdist(learnt, learnt).masked_fill(fold[:, None] == fold, torch.inf).amin(1)
+        batch = torch.cdist(new, learnt).amin(1)
+        alarms += drift(batch, reference).moved
+        strict += drift(batch, reference, estimated=True).moved
+    assert strict <= 2 <= alarms

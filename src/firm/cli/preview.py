@@ -99,7 +99,7 @@ def check_picture(out: Path) -> None:
 def _tuned(data: str, out: Path, settings: list[str] | None, ignore: Path | None) -> tuple[Recipe, Good]:
     """The recipe with the foreground rule that `firm fit` would use, and the good images at its size."""
     from firm.data.registry import shows_parts
-    from firm.detector.fit import split_good
+    from firm.detector.fit import audit, split_good
     from firm.detector.read import Options, read_good
     from firm.detector.tune import choose
     from firm.networks.weights import WAVELETS
@@ -114,5 +114,5 @@ def _tuned(data: str, out: Path, settings: list[str] | None, ignore: Path | None
     automatic = [name for name in recipe.automatic if name == "foreground"]
     with reporting() as listener:
         good = read_good(data, change(recipe, {"automatic": automatic}), Options(ignored=ignore), listener)
-        split = split_good(good, listener)  # a fit finds the rule on the images to learn from
+        split = split_good(audit(good, listener)[0], listener)  # a fit finds the rule on the images to learn from
     return choose(good.recipe, split.learn, split.parts, seed=0).recipe, good
