@@ -1,6 +1,6 @@
 """What defective images in the training folder cost, without and with the audit of `firm fit`.
 
-    python benchmarks/dirty.py [--data drawn:plate mvtec:screw ...] [--good 160] [--seeds 1] [--out PAGE.md]
+    python benchmarks/dirty.py [--data drawn:plate mvtec:screw ...] [--good 160] [--seeds 1] [--draws 5] [--out PAGE.md]
 
 Defective test images are put among the good ones. They leave the test set for every fit of a row, so that the fits
 differ only in what they learn from.
@@ -17,8 +17,11 @@ from pathlib import Path
 
 import torch
 
+from firm.data.duplicates import group_by_part
 from firm.data.registry import load
+from firm.detector.audit import audit_images
 from firm.detector.detector import Detector
+from firm.detector.prepare import frozen_backbone
 from firm.drawn.render import draw_dataset
 from firm.metrics.image import auroc
 from firm.recipes.presets import usual
@@ -48,12 +51,18 @@ good images suspected beside them, `if clean` the images suspected in the folder
 
 {table}
 
+Precision and recall of the audit alone, over {draws} random folders of {good} good images for each share. Suspected of
+a clean folder is the share of good images that the audit wrongly leaves out:
+
+{audits}
+
 The test sets are small (at most {test} good and {test} defective images). The constants of the audit were settled on
 drawn parts, so the rows of drawn products flatter it.
 """
 HEAD = (
     "| product | seed | put in | clean | more good | dirty | audited | audited - clean | found | wrongly | if clean |"
 )
+AUDITED = "| product | put in | found (recall) | wrongly suspected | precision |"
 
 
 def some(images: torch.Tensor, most: int, seed: int, what: str) -> torch.Tensor:
@@ -105,29 +114,55 @@ def rows(recipe: Recipe, name: str, images: int, seed: int) -> Iterator[str]:
         )
 
 
+def audits(recipe: Recipe, name: str, images: int, draws: int) -> Iterator[str]:
+    """What the audit finds in folders with and without defective images; nothing is fitted."""
+    backbone = frozen_backbone(recipe, "cpu")
+    assert backbone is not None
+    drawn = [product(name, images, 1000 + draw) for draw in range(draws)]
+    for share in (0.0, *SHARES):
+        count = max(1, round(share * images)) if share else 0
+        found, wrong = 0, 0
+        for draw, (data, _, bad) in enumerate(drawn):
+            data = replace(data, train=torch.cat([data.train[:images], bad[:count]]))
+            parts = group_by_part(data.name, data.train)
+            suspect = audit_images(recipe, data, parts, backbone, seed=draw).suspect
+            wrong += int(suspect[:images].sum())
+            found += int(suspect[images:].sum())
+        recall = f"{found} of {draws * count} ({found / (draws * count):.0%})" if count else "-"
+        precision = f"{found / (found + wrong):.0%}" if count and found + wrong else "-"
+        rate = f"{wrong} of {draws * images} ({wrong / (draws * images):.1%})"
+        yield f"| {name} | {count} of {images + count} | {recall} | {rate} | {precision} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", nargs="+", default=["drawn:plate"])
     parser.add_argument("--good", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--draws", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     keep_freed_memory()
     recipe = usual()
-    lines = [HEAD, "|" + " --- |" * (HEAD.count("|") - 1)]
-    for seed in range(options.seeds):
-        for name in options.data:
-            for row in rows(recipe, name, options.good, seed):
-                lines.append(row)
-                print(row, flush=True)
-                if options.out:  # what is measured is kept if the rest is not waited for
-                    seeds = "1 seed" if options.seeds == 1 else f"{options.seeds} seeds"
-                    facts = {"good": options.good, "seeds": seeds, "encoder": recipe.pretrained.name, "test": TEST}
-                    page = PAGE.format(command=" ".join(sys.argv[1:]), table="\n".join(lines), **facts)
-                    options.out.write_text(page, encoding="utf-8")
-    print(f"rows = {len(lines) - 2}")
+    tables = {"audits": [AUDITED, "|" + " --- |" * (AUDITED.count("|") - 1)]}
+    tables["table"] = [HEAD, "|" + " --- |" * (HEAD.count("|") - 1)]
+    seeds = "1 seed" if options.seeds == 1 else f"{options.seeds} seeds"
+    facts = {"good": options.good, "seeds": seeds, "encoder": recipe.pretrained.name, "test": TEST}
+    facts |= {"command": " ".join(sys.argv[1:]), "draws": options.draws}
+    jobs = [("audits", audits(recipe, name, options.good, options.draws)) for name in options.data]
+    jobs += [
+        ("table", rows(recipe, name, options.good, seed)) for seed in range(options.seeds) for name in options.data
+    ]
+    for table, lines in jobs:
+        for line in lines:
+            tables[table].append(line)
+            print(line, flush=True)
+            if options.out:  # what is measured is kept if the rest is not waited for
+                content = {name: "\n".join(lines) for name, lines in tables.items()}
+                options.out.write_text(PAGE.format(**facts, **content), encoding="utf-8")
+    print(f"rows = {len(tables['table']) - 2}")
 
 
 if __name__ == "__main__":
