@@ -313,8 +313,9 @@ MISTAKES = [  # and the culprit that the sentence names
     (["masks", "PLATES", "-o", "m.png", "--set=conditioning.foreground.method=ots"], "'ots'"),
     (["outliers", "PLATES", "-o", "sheet.jpg"], "sheet.jpg"),
     (["outliers", "PLATES", "-o", "s.png", "--source=freckles"], "freckles"),
-    (["bench", "everything"], "everything"),
-    (["bench", "objectives", "--only-report", "--scale", "huge"], "huge"),
+    (["bench", "run", "everything"], "everything"),
+    (["bench", "report", "objectives", "--scale", "huge"], "huge"),
+    (["bench", "plan", "objectives", "--class", "unicorn"], "unicorn"),
     (["fetch", "cats-vs-dogs"], "cats-vs-dogs"),
 ]
 
