@@ -113,13 +113,13 @@ def test_ours_stands_under_the_papers_with_the_difference(tmp_path):
     lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| Mean |")]
     cells = {line[1]: line[2:] for line in lines}  # NT-Xent, SupCon, Rot-SupCon, FIRM by three scores, three floors
     assert cells["paper"][3:6] == ["90.4 ± 0.5", "89.9 ± 0.3", "90.2 ± 0.3"]
-    assert cells["ours, last"][3] == "86.0 ± 1.4"
-    assert cells["ours, best"][3:5] == ["95.0 ± 0.0", "-"]  # probes have s_con only
+    assert cells["ours, last"][3] == "86.0 ± 1.4 †"
+    assert cells["ours, best"][3:5] == ["95.0 ± 0.0 †", "-"]  # probes have s_con only
     assert cells["last - paper"][:4] == ["-", "-", "-", "-4.4"]
     record_path(tmp_path, mine).unlink()
     record_path(tmp_path, experiment(table, "cats-vs-dogs:dog", "firm", "short", 0)).unlink()
     text = written("per-class-cats-vs-dogs", seeds=[0, 1], folder=tmp_path)
-    assert "81.0 ± 1.4 (1 of 2)" in text  # a mean of other classes is not compared with the paper's
+    assert "81.0 ± 1.4 (1 of 2) †" in text  # a mean of other classes is not compared with the paper's
     assert "| Mean | last - paper |" not in text
 
 
@@ -128,7 +128,8 @@ def test_relative_cells_are_those_of_our_means(tmp_path):
     table = TABLES["scores"]
     asked = experiment(TABLES["objectives"], "cifar10:bird", "firm", "short", 0)
     record = json.loads(record_path(STORED, asked).read_text(encoding="utf-8"))
-    for row, (plain, starred) in {"firm": (0.9, 0.99), "supcon": (0.8, 0.9)}.items():
+    record["code"] = code_digest("semantic")
+    for row, (plain, starred) in {"firm": (0.9, 0.99), "supcon": (0.8, 0.9), "untrained": (0.5, 0.6)}.items():
         mine = experiment(table, "cifar10:bird", row, "short", 0)
         final = record["final"] | {"s_con k=1": {"value": plain}, "s_con* k=1": {"value": starred}}
         final = {name: {"low": 0.0, "high": 1.0} | value for name, value in final.items()}
@@ -137,6 +138,7 @@ def test_relative_cells_are_those_of_our_means(tmp_path):
     ours = {line.split(" | ")[0]: line.split(" | ")[2:5] for line in text.splitlines() if "| ours, last |" in line}
     assert ours["| FIRM"] == ["90.0 (1 of 10)", "+10.0%", "+10.0%"]
     assert ours["| SupCon"] == ["80.0 (1 of 10)", "90.0 (1 of 10)", "+12.5%"]
+    assert ours["| floor: untrained"] == ["50.0 (1 of 10)", "-33.3%", "+20.0%"]  # no method, so never the lowest
 
 
 def test_a_page_names_its_scale_and_calls_only_the_papers_protocol_so():

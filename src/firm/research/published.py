@@ -7,6 +7,8 @@ A name that means nothing there is a method that is not here yet, so its cells s
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -14,6 +16,7 @@ from firm.metrics.image import aulc
 from firm.research.blocks import Block, Grid
 from firm.research.cell_text import curve_of, spread_text
 from firm.research.experiment import Record
+from firm.research.runner import is_outdated
 from firm.research.tables import TABLES, Table, expanded, extended, stored
 
 Records = Mapping[str, Mapping[str, list[Record]]]  # by data set and row, one for each seed
@@ -43,18 +46,20 @@ class Source:
 
 @dataclass(frozen=True)
 class Ours:
-    """Values over seeds, each the mean over the data sets that have run."""
+    """Values over seeds, each the mean over the data sets that have run; † marks runs of other code."""
 
     values: list[float]
     ran: int
     asked: int
+    outdated: bool
 
     @property
     def mean(self) -> float:
         return fmean(self.values)
 
     def __str__(self) -> str:
-        return spread_text(self.values) + ("" if self.ran == self.asked else f" ({self.ran} of {self.asked})")
+        ran = "" if self.ran == self.asked else f" ({self.ran} of {self.asked})"
+        return spread_text(self.values) + ran + " †" * self.outdated
 
 
 def printed(name: str) -> dict[str, Any]:
@@ -95,7 +100,7 @@ def printed_blocks(table: Table, name: str, records: Records) -> list[Block]:
     cells = [[*line, *[None] * (len(columns) - len(line))] for line in content["cells"]]
     cells += [[None] * len(columns) for _ in rows[len(cells) :]]
     wanted = sources(table, name, rows, columns)
-    ours = {how: _ours(wanted, records, how) for how in ("last", "best")}
+    ours = {how: _ours(wanted, len(content["rows"]), records, how) for how in ("last", "best")}
     lines = list[list[str]]()
     for row, line, last, best in zip(rows, cells, ours["last"], ours["best"], strict=True):
         less = [_less(mine, cell) for mine, cell in zip(last, line, strict=True)]
@@ -115,18 +120,17 @@ def cell_text(cell: Cell) -> str:
 
 @cache
 def of_class() -> dict[tuple[str, str], tuple[float, int]]:
-    """Row and class -> the paper's s_con in % and its k, of the tables by class; the first that prints it counts."""
+    """Row and class -> the paper's s_con in % and its k, of the tables by class; the smallest k if there are two."""
     found: dict[tuple[str, str], tuple[float, int]] = {}
     for table in (table for table in TABLES.values() if table.protocol == "semantic"):
         for name in table.published:
             content = printed(name)
-            for cells, line in zip(
-                content["cells"], sources(table, name, content["rows"], content["columns"]), strict=True
-            ):
-                for cell, source in zip(cells, line, strict=True):
-                    plain = source.score == "s_con" and source.measure == "auroc" and source.over is None
-                    if plain and source.row and len(source.data) == 1 and isinstance(cell, list):
-                        found.setdefault((source.row, source.data[0]), (cell[0], source.k))
+            wanted = sources(table, name, content["rows"], content["columns"])
+            for cell, source in zip(chain(*content["cells"]), chain(*wanted), strict=True):
+                plain = source.score == "s_con" and source.measure == "auroc" and source.over is None
+                if plain and source.row and len(source.data) == 1 and isinstance(cell, list):
+                    what = source.row, source.data[0]
+                    found[what] = min(found.get(what, (cell[0], source.k)), (cell[0], source.k), key=itemgetter(1))
     return found
 
 
@@ -143,15 +147,17 @@ def of_product(data: str) -> str:
     return ""
 
 
-def _ours(wanted: Sequence[Sequence[Source]], records: Records, how: str) -> list[list[Ours | str | None]]:
-    """Every cell measured here; a percentage as text."""
+def _ours(
+    wanted: Sequence[Sequence[Source]], methods: int, records: Records, how: str
+) -> list[list[Ours | str | None]]:
+    """Every cell measured here, a percentage as text; the rows after the methods are floors."""
     plain = [[measured(source, records, how) for source in line] for line in wanted]
 
     def shown(source: Source, mine: Ours | None, column: int) -> Ours | str | None:
         if mine is None or source.over is None:
             return mine
         if source.over.get("row") == LOWEST:
-            rivals = [line[column] for line, row in zip(plain, wanted, strict=True) if row[column].over]
+            rivals = [line[column] for line in plain[:methods]]
         else:
             rivals = [measured(replace(source, over=None, **source.over), records, how)]
         rival = min((each.mean for each in rivals if each is not None), default=mine.mean)
@@ -167,25 +173,26 @@ def _ours(wanted: Sequence[Sequence[Source]], records: Records, how: str) -> lis
 def measured(source: Source, records: Records, how: str = "last") -> Ours | None:
     """The values of our runs, on the data sets and seeds that all have run; `how` is last or best."""
     values: dict[str, dict[int, float]] = {}
+    outdated = False
     for data in source.data:
         for run in records.get(data, {}).get(source.row, []):
             value = _value(source, run, how)
             if value is not None:
                 values.setdefault(data, {})[run["experiment"]["seed"]] = value
+                outdated |= is_outdated(run)
     if not values:
         return None
     seeds = sorted(set.intersection(*(set(by_seed) for by_seed in values.values())))
     means = [fmean(by_seed[seed] for by_seed in values.values()) for seed in seeds]
-    return Ours(means or [fmean(fmean(by_seed.values()) for by_seed in values.values())], len(values), len(source.data))
+    means = means or [fmean(fmean(by_seed.values()) for by_seed in values.values())]  # of different seeds
+    return Ours(means, len(values), len(source.data), outdated)
 
 
 def _value(source: Source, run: Record, how: str) -> float | None:
     if run["experiment"]["protocol"] != "semantic":
         overall = next(iter(run["final"].values()))["overall"]
-        interval = (
-            overall["auroc"] if source.measure == "auroc" else (overall["localisation"] or {}).get(source.measure)
-        )
-        return float(interval["value"]) if interval and how == "last" else None
+        measures = overall if source.measure == "auroc" else overall["localisation"] or {}
+        return float(measures[source.measure]["value"]) if source.measure in measures and how == "last" else None
     curve = curve_of(run, source.scoring)
     if source.measure == "aulc":
         return aulc(curve) if curve and how == "last" else None

@@ -73,7 +73,8 @@ def _means(table: Table, family: str, by_data: Records) -> list[Block]:
         found += [measured(asked[0], by_data, "best")]
         found += [measured(Source(row=row, data=shared, measure="aulc"), by_data)]
         runs = [run for data in shared for run in by_data[data][row]]
-        lines.append([label(row, runs), *(str(ours) if ours else "-" for ours in found), *_properties(runs)])
+        means = [spread_text(ours.values) if ours else "-" for ours in found]
+        lines.append([label(row, runs), *means, *_properties(runs)])
     return [f"### {family}, means over {len(shared)} of {len(classes)} classes", Grid(head, lines)]
 
 
