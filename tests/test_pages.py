@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 from pathlib import Path
+from statistics import fmean
 from xml.etree import ElementTree
 
 import pytest
@@ -15,7 +16,7 @@ from PIL import Image
 
 from commands import run
 from firm.research import figures, pages
-from firm.research.blocks import Block, as_csv, as_html, latex, markdown
+from firm.research.blocks import Block, as_csv, as_html, latex, markdown, parsed
 from firm.research.cell_text import paired_interval
 from firm.research.experiment import Record, record_path
 from firm.research.figures import draw_curves
@@ -70,6 +71,23 @@ def test_a_semantic_page_has_our_numbers_and_the_papers():
     less = differences(text, "fashion-mnist:sandal", "FIRM minus each row seed by seed, last")
     others = [100 * run["final"]["s_con k=1"]["value"] for run in runs["fashion-mnist:sandal"]["ntxent"]]
     assert less["ntxent"] == pytest.approx([a - b for a, b in zip(last, others, strict=True)], abs=0.051)
+
+
+def test_means_over_classes_are_compared_on_the_same_seeds():
+    text, runs = written("objectives", seeds=[0, 1]), stored_runs(TABLES["objectives"], "short", [0, 1], STORED)
+    classes = [data for data in runs if data.startswith("fashion-mnist:") and runs[data]["firm"]]
+    heading = f"fashion-mnist, means over {len(classes)} of 10 classes"
+    last = {
+        row: [fmean(100 * runs[data][row][seed]["final"]["s_con k=1"]["value"] for data in classes) for seed in (0, 1)]
+        for row in ("firm", "ntxent")
+    }
+    lines = [line.strip("| ").split(" | ") for line in block(text, heading).splitlines() if "| ntxent" in line]
+    lead, bounds = lines[0][5].split(" ", 1)
+    assert lines[0][1].startswith(f"{fmean(last['ntxent']):.1f} ± ")
+    first, second = (a - b for a, b in zip(last["firm"], last["ntxent"], strict=True))
+    assert float(lead) == pytest.approx((first + second) / 2, abs=0.051)
+    low, high = map(float, bounds.strip("[]").split(", "))
+    assert high - low == pytest.approx(12.7062 * abs(first - second), abs=0.11)  # 2 t s / sqrt(2), of two seeds
 
 
 def test_settings_that_rows_vary_are_not_called_shared():
@@ -157,11 +175,13 @@ def test_a_page_names_its_scale_and_calls_only_the_papers_protocol_so():
 def test_a_page_is_written_in_four_formats():
     blocks = blocks_of("objectives", seeds=[0, 1])
     assert r"NT-Xent & paper & 92.2 $\pm$ 0.2 &" in latex(blocks)
+    assert latex(["- a_b*", "*so* `x`"]) == "\\begin{itemize}\n\\item a\\_b*\n\\end{itemize}\n\nso x\n"
     rows = list(csv.reader(io.StringIO(as_csv(blocks))))
     assert rows[0] == ["section", "row", "column", "value"]
     section = "objectives, `tab:ablation_objectives` of the paper"
     assert [section, "FIRM, paper", "CIFAR-10 AULC", "91.9 ± 0.1"] in rows
     assert {len(row) for row in rows} == {4}
+    assert parsed(markdown(blocks)) == blocks
     tree = ElementTree.fromstring(as_html(blocks).partition("\n")[2].replace('<meta charset="utf-8">', ""))
     cells = ["".join(cell.itertext()) for cell in tree.iter("td")]
     assert "91.9 ± 0.1" in cells
@@ -336,14 +356,19 @@ def test_figures_are_listed_run_and_reported_like_tables(sandals, monkeypatch):
         def draw(self, out, *, scale, seeds, folder, listener):
             calls.append((scale, seeds, folder))
             Image.new("RGB", (2, 2)).save(out / "dot.png")
-            return [out / "dot.png"]
+            (out / "dot.md").write_text("Sizes:\n\n| dot | side |\n| --- | --- |\n| black | 2 |\n")
+            return [out / "dot.png", out / "dot.md"]
 
     monkeypatch.setattr(figures, "FIGURES", {"dot": Dot()}, raising=False)
     assert "A dot (needs ink)" in run("bench", "list").out
     code, _, err = run("bench", "report", "dot", "--seeds", 1, "--out", "all")
     assert code == 0, err
     assert "![A dot](dot.png)" in Path("all/report.md").read_text(encoding="utf-8")
+    assert "A dot,black,side,2" in Path("all/report.csv").read_text(encoding="utf-8")
     assert calls == [("smoke", [0], Path("results/runs"))]
+    assert run("bench", "run", "dot", "few", "--class=plate", "--results", ROOT / STORED, "--scale=short").code == 0
+    assert Path("figures/dot.png").is_file()
+    assert "Decisions from few good images" in Path("figures/report.md").read_text(encoding="utf-8")
 
 
 def test_the_legend_explains_every_protocol():

@@ -86,6 +86,7 @@ def test_a_plan_is_made_once_and_measures_everything(root):
         record = record_of(root, one)
         assert set(record["final"]) == set(FINAL)
         assert [probe["step"] for probe in record["probes"]] == [1, 2, 4]
+        assert set(record["probes"][-1]["properties"]) == {"compactness", "margin", "outlier_spread"}
         assert record["probes"][-1]["s_con k=1"]["value"] == record["final"]["s_con k=1"]["value"]
         assert all(0 <= value["low"] <= value["value"] <= value["high"] <= 1 for value in record["final"].values())
         assert 0 <= aulc([probe["s_con k=1"]["value"] for probe in record["probes"]]) <= 1

@@ -124,7 +124,8 @@ def run(
 ) -> None:
     """Make the missing runs of tables, draw figures, and write the page.
 
-    Runs are resumed after an interruption, and several processes may share them. A run without data is skipped.
+    Runs are resumed after an interruption, and several processes may share them. A run without data is skipped. Figures
+    are drawn beside the page, by default in the folder figures.
     """
     from firm.research.runner import run_missing
     from firm.research.tables import plan as plan_of
@@ -135,7 +136,7 @@ def run(
     with reporting() as listener:
         for line in run_missing([*runs.values()], results, work, device=device, listener=listener, outdated=outdated):
             say(line)
-    report(names, scale, seeds, classes, settings, results, out)
+    report(names, scale, seeds, classes, settings, results, out or (Path("figures") if asked.figures else None))
 
 
 @bench.command()
@@ -171,7 +172,7 @@ def report(
 
 def _page(asked: _Asked, command: str, beside: Path | None) -> list[Block]:
     """The blocks of the page; pictures are drawn beside a file."""
-    from firm.research.blocks import Drawing
+    from firm.research.blocks import Drawing, parsed
     from firm.research.figures import draw_curves
     from firm.research.pages import page
     from firm.research.tables import with_runs
@@ -183,15 +184,19 @@ def _page(asked: _Asked, command: str, beside: Path | None) -> list[Block]:
             if trained := with_runs(table, asked.scale, asked.seeds, asked.results):
                 draw_curves(trained, asked.scale, asked.seeds, asked.results, file)
                 pictures[name] = [Drawing(table.title, file)]
-    blocks = page(asked.tables, asked.scale, asked.seeds, asked.results, command=command, pictures=pictures)
+    blocks: list[Block] = []
+    if asked.tables:
+        blocks = page(asked.tables, asked.scale, asked.seeds, asked.results, command=command, pictures=pictures)
     for figure in (_figures()[name] for name in asked.figures):
-        blocks += [f"## {figure.title}", figure.why]
+        blocks += [f"{'##' if blocks else '#'} {figure.title}", figure.why]
         if beside is not None:
             with reporting() as listener:
                 files = figure.draw(
                     beside.parent, scale=asked.scale, seeds=asked.seeds, folder=asked.results, listener=listener
                 )
-            blocks += [Drawing(figure.title, file) for file in files]
+            for file in files:  # a figure may come with a table
+                table = file.suffix == ".md"
+                blocks += parsed(file.read_text(encoding="utf-8")) if table else [Drawing(figure.title, file)]
     return blocks
 
 

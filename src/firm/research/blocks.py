@@ -15,6 +15,7 @@ STYLE = (
     "td,th{padding:.2em .6em;border-bottom:1px solid #ccc;text-align:right;white-space:nowrap}"
     "td:first-child,th:first-child{text-align:left}img{max-width:100%}"
 )
+EMPHASIS = r"(?<!\w)\*([^*\s][^*]*)\*"  # and not the star of s_con*
 TEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "†": r"\dag{}", "Δ": r"$\Delta$",
@@ -55,6 +56,18 @@ def markdown(blocks: Sequence[Block]) -> str:
     return "\n\n".join(text(block) for block in blocks if block) + "\n"
 
 
+def parsed(text: str) -> list[Block]:
+    """The blocks of a piece of Markdown as `markdown` writes it."""
+
+    def block(part: str) -> Block:
+        if not part.startswith("|"):
+            return part
+        head, _, *lines = ([cell.strip() for cell in line.strip()[1:-1].split("|")] for line in part.splitlines())
+        return Grid(head, lines)
+
+    return [block(part) for part in text.strip().split("\n\n")]
+
+
 def latex(blocks: Sequence[Block]) -> str:
     """A fragment for a document with the packages booktabs and graphicx."""
 
@@ -64,6 +77,9 @@ def latex(blocks: Sequence[Block]) -> str:
         if isinstance(block, str):
             sections = ("", "section", "subsection", "subsubsection")
             level, _, words = block.partition(" ")
+            if block.startswith("- "):
+                items = "\n".join(rf"\item {_tex(line[2:])}" for line in block.splitlines())
+                return "\\begin{itemize}\n" + items + "\n\\end{itemize}"
             return rf"\{sections[len(level)]}*{{{_tex(words)}}}" if _is_heading(block) else _tex(block)
         head, *lines = (" & ".join(map(_tex, line)) + r" \\" for line in [block.head, *block.lines])
         rows = "\n".join([r"\toprule", head, r"\midrule", *lines, r"\bottomrule"])
@@ -132,11 +148,11 @@ def _html_text(block: str) -> str:
 
 def _inline(text: str) -> str:
     """Code, bold and emphasis of Markdown."""
-    for mark, tag in ((r"`([^`]+)`", "code"), (r"\*\*([^*]+)\*\*", "b"), (r"(?<!\w)\*([^*\s][^*]*)\*", "em")):
+    for mark, tag in ((r"`([^`]+)`", "code"), (r"\*\*([^*]+)\*\*", "b"), (EMPHASIS, "em")):
         text = re.sub(mark, rf"<{tag}>\1</{tag}>", html.escape(text, quote=False) if tag == "code" else text)
     return text
 
 
 def _tex(text: str) -> str:
-    plain = re.sub(r"\*\*|`", "", text)
+    plain = re.sub(EMPHASIS, r"\1", re.sub(r"\*\*|`", "", text))
     return "".join(TEX.get(character, character) for character in plain)

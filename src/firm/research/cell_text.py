@@ -64,16 +64,22 @@ def paired_interval(differences: Sequence[float], confidence: float = CONFIDENCE
     return Interval(mean, mean - reach, mean + reach)
 
 
+def lead_text(differences: Sequence[float]) -> str:
+    """The mean difference with its 95 % interval, if there are several."""
+    if not differences:
+        return "-"
+    found = paired_interval(differences)
+    bounds = f" [{100 * found.low:+.1f}, {100 * found.high:+.1f}]" if len(differences) > 1 else ""
+    return f"{100 * found.value:+.1f}{bounds}"
+
+
 def differences_text(pairs: Mapping[str, Sequence[float]]) -> str:
-    """The mean difference of every row with its 95 % interval, and that of every seed."""
-    each = []
-    for name, values in pairs.items():
-        if not values:
-            continue
-        found = paired_interval(values)
-        bounds = f" [{100 * found.low:+.1f}, {100 * found.high:+.1f}]" if len(values) > 1 else ""
-        listed = ", ".join(f"{100 * value:+.1f}" for value in values)
-        each.append(f"{name} {100 * found.value:+.1f}{bounds} ({listed})")
+    """The mean difference of every row with its interval, and that of every seed."""
+    each = [
+        f"{name} {lead_text(values)} ({', '.join(f'{100 * value:+.1f}' for value in values)})"
+        for name, values in pairs.items()
+        if values
+    ]
     return f"{'; '.join(each)}." if each else ""
 
 

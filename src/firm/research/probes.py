@@ -9,6 +9,7 @@ from firm.training.runs import Run
 from firm.types import OneClass
 
 Measured = dict[str, Any]
+PROPERTIES = ("compactness", "margin", "outlier_spread")
 
 
 def probing(experiment: Experiment, probe: Callable[[Run], Measured]) -> Callable[[Progress, Run], None]:
@@ -28,9 +29,19 @@ def left_by(run: Run, data: OneClass) -> Measured:
         "steps": run.steps,
         "good_images": len(data.train),
         "test_images": len(data.test),
-        "probes": [{"step": line["step"], **line["probe"]} for line in run.history.lines if "probe" in line],
+        "probes": [
+            {"step": line["step"], **line["probe"], **properties(run, line["step"])}
+            for line in run.history.lines
+            if "probe" in line
+        ],
         "diagnostics": logged[-1] if logged else None,
     }
+
+
+def properties(run: Run, step: int) -> Measured:
+    """The three properties in the last batch that was logged by then; nothing before the first."""
+    lines = [line for line in run.history.lines if "compactness" in line and line["step"] <= step]
+    return {"properties": {name: rounded(lines[-1][name]) for name in PROPERTIES}} if lines else {}
 
 
 def rounded(value: Any) -> Any:

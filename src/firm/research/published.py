@@ -46,20 +46,20 @@ class Source:
 
 @dataclass(frozen=True)
 class Ours:
-    """Values over seeds, each the mean over the data sets that have run; † marks runs of other code."""
+    """Values by seed, each the mean over the data sets that have run; † marks runs of other code."""
 
-    values: list[float]
+    values: dict[int, float]
     ran: int
     asked: int
     outdated: bool
 
     @property
     def mean(self) -> float:
-        return fmean(self.values)
+        return fmean(self.values.values())
 
     def __str__(self) -> str:
         ran = "" if self.ran == self.asked else f" ({self.ran} of {self.asked})"
-        return spread_text(self.values) + ran + " †" * self.outdated
+        return spread_text([*self.values.values()]) + ran + " †" * self.outdated
 
 
 def printed(name: str) -> dict[str, Any]:
@@ -183,9 +183,9 @@ def measured(source: Source, records: Records, how: str = "last") -> Ours | None
     if not values:
         return None
     seeds = sorted(set.intersection(*(set(by_seed) for by_seed in values.values())))
-    means = [fmean(by_seed[seed] for by_seed in values.values()) for seed in seeds]
-    means = means or [fmean(fmean(by_seed.values()) for by_seed in values.values())]  # of different seeds
-    return Ours(means, len(values), len(source.data), outdated)
+    means = {seed: fmean(by_seed[seed] for by_seed in values.values()) for seed in seeds}
+    unlike = {} if means else {-1: fmean(fmean(by_seed.values()) for by_seed in values.values())}  # no seed has run all
+    return Ours(means or unlike, len(values), len(source.data), outdated)
 
 
 def _value(source: Source, run: Record, how: str) -> float | None:

@@ -20,7 +20,7 @@ from firm.networks.heads import Network
 from firm.networks.resnet import ResNet
 from firm.recipes.recipe import to_json
 from firm.research.experiment import Experiment
-from firm.research.probes import Measured, left_by, probing, rounded
+from firm.research.probes import Measured, left_by, probing, properties, rounded
 from firm.runtime.listener import Listener
 from firm.runtime.random import stream
 from firm.scoring.image_scores import SCORINGS, Scoring, fit_scorings, reference_features, score_images, with_k
@@ -64,7 +64,7 @@ def semantic(experiment: Experiment, data: OneClass, options: Options, listener:
     final = {name: rounded(asdict(value)) for name, value in measured.items()}
     training = left_by(run, data)
     last = probe(run) if len(few) < len(data.train) else {name: {"value": final[name]["value"]} for name in PROBES}
-    training["probes"].append({"step": run.steps, **last})
+    training["probes"].append({"step": run.steps, **last, **properties(run, run.steps)})
     return {
         "summary": f"s_con k=1 {100 * final['s_con k=1']['value']:.1f}",
         "recipe": to_json(experiment.recipe),

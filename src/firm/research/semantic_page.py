@@ -13,12 +13,13 @@ from firm.research.cell_text import (
     firm_minus,
     interval_text,
     label,
+    lead_text,
     machine_text,
     mean_text,
     spread_text,
 )
 from firm.research.experiment import Record
-from firm.research.published import Records, Source, measured, of_class
+from firm.research.published import Ours, Records, Source, measured, of_class
 from firm.research.tables import Table
 
 SCORES = ("s_con k=1", "s_con k=5", "s_shift k=1", "s_shift k=5", "s_ens k=1", "s_ens k=5", "s_proto", "kde")
@@ -63,7 +64,8 @@ def _means(table: Table, family: str, by_data: Records) -> list[Block]:
     shared = [data for data in classes if all(by_data[data].get(row) for row in trained or rows)]
     if len(shared) < 2:
         return []
-    head = ["row", "last s_con k=1", "last s_con k=5", "best s_con k=1", "AULC", *PROPERTIES]
+    head = ["row", "last s_con k=1", "last s_con k=5", "best s_con k=1", "AULC", "FIRM minus it, last k=1"]
+    head += [*PROPERTIES]
     lines = []
     for row in rows:
         if not all(by_data[data].get(row) for data in shared):
@@ -73,9 +75,18 @@ def _means(table: Table, family: str, by_data: Records) -> list[Block]:
         found += [measured(asked[0], by_data, "best")]
         found += [measured(Source(row=row, data=shared, measure="aulc"), by_data)]
         runs = [run for data in shared for run in by_data[data][row]]
-        means = [spread_text(ours.values) if ours else "-" for ours in found]
-        lines.append([label(row, runs), *means, *_properties(runs)])
+        means = [spread_text([*ours.values.values()]) if ours else "-" for ours in found]
+        lines.append([label(row, runs), *means, _lead(found[0], row, shared, by_data), *_properties(runs)])
     return [f"### {family}, means over {len(shared)} of {len(classes)} classes", Grid(head, lines)]
+
+
+def _lead(ours: Ours | None, row: str, shared: list[str], by_data: Records) -> str:
+    """FIRM minus the row on the same seeds, with its interval; what has no seed of its own against every seed."""
+    firm = measured(Source(row="firm", data=shared), by_data)
+    if firm is None or ours is None or row == "firm" or firm.ran < len(shared):
+        return "-"
+    others = dict.fromkeys(firm.values, ours.mean) if row.startswith("pixels") else ours.values
+    return lead_text([firm.values[seed] - others[seed] for seed in firm.values.keys() & others.keys()])
 
 
 def _properties(runs: Runs) -> list[str]:
