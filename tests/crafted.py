@@ -18,14 +18,13 @@ Pixels = npt.NDArray[np.uint8]
 
 
 def craft(root: Path) -> None:
-    """Semantic sets with all their classes, one category of MVTec-AD and a folder of parts, and exposure pools."""
+    """Semantic sets with all their classes, one category of MVTec-AD, and exposure pools."""
     rng = np.random.default_rng(0)
     _cifar10(root / "cifar10", rng)
     _cifar100(root / "cifar100-super", rng)
     _fashion_mnist(root / "fashion-mnist", rng)
     _cats_vs_dogs(root / "cats-vs-dogs" / "train", rng)
-    for folder in (root / "mvtec" / "screw", root / "magnetic_tile"):
-        write_folder(folder, "plate", size=128, train=40, good=4, bad=4)
+    write_folder(root / "mvtec" / "screw", "plate", size=128, train=40, good=4, bad=4)
     (root / "exposure").mkdir()
     for name in POOLS:
         np.save(root / "exposure" / name, rng.integers(0, 256, (40, 32, 32, 3), dtype=np.uint8))

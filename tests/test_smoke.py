@@ -12,7 +12,8 @@ from crafted import craft
 from firm.research.tables import TABLES, experiment, rows_on
 
 pytestmark = pytest.mark.slow
-CLASSES = ("cifar10:bird", "cifar100-super:fish", "fashion-mnist:sandal", "cats-vs-dogs:dog", "mvtec:screw", "plate")
+ITEMS = 48  # of the smallest crafted class: good images, and three outliers of each
+CLASSES = ("cifar10:bird", "cifar100-super:fish", "fashion-mnist:sandal", "cats-vs-dogs:dog", "mvtec:screw")
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +30,15 @@ def test_every_table_runs_at_scale_smoke_on_crafted_files(name, crafted, monkeyp
     monkeypatch.setenv("FIRM_CACHE", str(crafted / "cache"))
     monkeypatch.chdir(crafted)
     table = TABLES[name]
-    classes = [data for data in table.data if data in CLASSES or data.partition(":")[2] in CLASSES]
+    classes = [data for data in table.data if data in CLASSES]
     code, out, err = run("bench", "run", name, "--seeds", 1, *(f"--class={each}" for each in classes))
     assert code == 0, err
-    assert "skipped" not in err
-    for data in classes:
-        for row in rows_on(table, data):
-            asked = experiment(table, data, row, "smoke", 0)
-            record = json.loads((crafted / "results/runs" / f"{asked.key}.json").read_text(encoding="utf-8"))
-            assert record["experiment"] == asked.content
+    asked = [experiment(table, data, row, "smoke", 0) for data in classes for row in rows_on(table, data)]
+    small = [one for one in asked if one.protocol != "semantic" or one.recipe.training.batch <= ITEMS]
+    assert err.count(": skipped") == len(asked) - len(small)  # batches that the crafted files do not fill
+    for one in small:
+        record = json.loads((crafted / "results/runs" / f"{one.key}.json").read_text(encoding="utf-8"))
+        assert record["experiment"] == one.content
     assert "not a result" in out
     if table.published:
         assert "Not the published files" in out

@@ -94,7 +94,7 @@ def test_classes_and_settings_of_your_own_narrow_a_plan():
     table = narrowed(TABLES["mvtec"], ["screw", "mvtec:pill"], {"outliers.folder": "sia/{class}", "training.epochs": 7})
     planned = plan(table, "short", [0])
     assert {one.data for one in planned} == {"mvtec:screw", "mvtec:pill"}
-    assert {one.recipe.training.epochs for one in planned} == {0, 7}  # a floor still trains nothing
+    assert {(one.recipe.training.epochs, one.steps) for one in planned} == {(0, 0), (7, 0)}  # floors train nothing
     assert {one.recipe.outliers.folder for one in planned} == {"sia/screw", "sia/pill"}
     assert {one.key for one in planned}.isdisjoint(one.key for one in plan(TABLES["mvtec"], "short", [0]))
 

@@ -148,6 +148,7 @@ def experiment(table: Table, data: str, name: str, scale: str, seed: int) -> Exp
         recipe = change(recipe, table.reduced)
         steps = STEPS[scale] * row.longer if recipe.training.epochs else 0
     recipe, side = _with_settings(recipe, table, data), 128 if data.startswith("drawn:") else 256
+    steps = 0 if "training.epochs" in table.settings else steps
     variants = {way: how for way, how in row.variants.items() if way not in row.without.get(data, ())}
     return made(recipe=recipe, probes=probes, steps=steps, side=side, variants=variants, keep_back=row.keep_back)
 
