@@ -280,7 +280,7 @@ def test_masks_by_hand(plates: Path, tmp_path: Path) -> None:
 
 def test_outliers_are_drawn_of_every_source(plates: Path, tmp_path: Path) -> None:
     def sheet(name: str, *options: str) -> list[str]:
-        return values("outliers", plates, "--out", tmp_path / "new" / name, "--set=size=48", *options)["sources"]
+        return values("outliers", plates, "--out", tmp_path / "new" / name, "--set=size=96", *options)["sources"]
 
     assert sheet("a.png") == list(KINDS)
     assert sheet("b.png", "--source=nsa") == sheet("c.png", "--source=nsa", "--seed=1") == ["nsa"]
@@ -298,6 +298,7 @@ MISTAKES = [  # and the culprit that the sentence names
     (["fit", "PLATES", "-o", "x.firm", "--set", "training.epoch=3"], "training.epoch"),
     (["fit", "PLATES", "-o", "x.firm", "--set", "training.epochs=many"], "many"),
     (["fit", "PLATES", "-o", "x.firm", "--set", "encoder.width=8"], "encoder.width"),
+    (["fit", "PLATES", "-o", "x.firm", "--set", "size=48"], "48"),
     (["fit", "PLATES", "-o", "x.firm", "--preset", "slow"], "slow"),
     (["fit", "PLATES", "-o", "x.firm", "--device", "cuda:7"], "cuda:7"),
     (["fit", "PLATES", "-o", "."], "."),
@@ -313,8 +314,9 @@ MISTAKES = [  # and the culprit that the sentence names
     (["masks", "PLATES", "-o", "m.png", "--set=conditioning.foreground.method=ots"], "'ots'"),
     (["outliers", "PLATES", "-o", "sheet.jpg"], "sheet.jpg"),
     (["outliers", "PLATES", "-o", "s.png", "--source=freckles"], "freckles"),
-    (["bench", "everything"], "everything"),
-    (["bench", "objectives", "--only-report", "--scale", "huge"], "huge"),
+    (["bench", "run", "everything"], "everything"),
+    (["bench", "report", "objectives", "--scale", "huge"], "huge"),
+    (["bench", "plan", "objectives", "--class", "unicorn"], "unicorn"),
     (["fetch", "cats-vs-dogs"], "cats-vs-dogs"),
 ]
 

@@ -22,6 +22,7 @@ from firm.outliers.registry import OUTLIERS
 from firm.recipes.presets import PRESETS
 from firm.recipes.recipe import Recipe, change, parse_settings
 from firm.research.tables import Row, Table, plan
+from firm.training.positives import POSITIVES
 
 ROOT = Path(__file__).parent.parent
 PYTHON = ROOT / "docs" / "python.md"
@@ -103,9 +104,11 @@ def _accepts(recipe: Recipe, path: str, value: str) -> bool:
 
 
 def test_every_command_and_option_that_the_docs_name_exists() -> None:
+    commands = typer.main.get_command(app).commands
+    commands |= {f"bench {name}": verb for name, verb in commands["bench"].commands.items()}
     verbs = {
         name: {option for each in verb.params for option in each.opts + each.secondary_opts}
-        for name, verb in typer.main.get_command(app).commands.items()
+        for name, verb in commands.items()
     }
     known = {"--version", "--install-completion", "--show-completion", "--help"}.union(*verbs.values())
     wrong, count = [], 0
@@ -118,6 +121,8 @@ def test_every_command_and_option_that_the_docs_name_exists() -> None:
                 continue
             count += 1
             verb, used = words[1], {word.partition("=")[0] for word in words[2:] if word.startswith("--")}
+            if verb == "bench" and len(words) > 2:
+                verb = f"bench {words[2]}"
             if verb not in verbs or used - verbs[verb]:
                 wrong.append(f"{page.name}: {line}")
         wrong += [
@@ -156,6 +161,20 @@ def _importable(name: str) -> bool:
             thing = getattr(thing, attribute)
         return True
     return False
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # so few good images can guarantee little
+def test_the_script_of_the_research_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_folder(tmp_path / "parts", "plate", size=64, train=10, good=3, bad=3)
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "research.md").read_text("utf-8"), re.DOTALL)
+    script = ModuleType("study")
+    monkeypatch.setitem(sys.modules, "study", script)
+    monkeypatch.setitem(POSITIVES, "within kind", POSITIVES["firm"])  # forgotten after the test
+    exec(compile(block, "research.md", "exec", dont_inherit=True), script.__dict__)
+    assert "| within kind | 2 |" in capsys.readouterr().out
 
 
 def test_the_table_of_the_research_page_can_be_planned() -> None:

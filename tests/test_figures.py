@@ -11,11 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from firm.research import protocols
+from commands import run
 from firm.research.experiment import record_path
-from firm.research.figures import FIGURES, figures_page
+from firm.research.figures import FIGURES, trained
 from firm.research.landscape import INLIERS, OUTLIERS, TEMPERATURE, configuration, landscape
 from firm.research.mechanism import HELD, LABELS, NOISES, PROPERTIES, Mixture, embed, measure, turned
+from firm.research.probes import properties
 from firm.research.tables import TABLES, experiment, plan
 from firm.runtime.listener import SILENT
 from firm.training.positives import POSITIVES
@@ -139,15 +140,23 @@ def test_a_figure_of_runs_draws_what_there_is(name, tmp_path):
 
 
 def test_the_page_shows_every_figure_and_says_what_is_missing(tmp_path):
-    page = tmp_path / "figures.md"
-    figures_page(page, scale="smoke", seeds=[0], folder=tmp_path, command="firm bench figures")
+    page, out = (
+        tmp_path / "figures.md",
+        run("bench", "report", "figures", "--out", tmp_path / "figures.md", "--seeds=1"),
+    )
+    assert out.code == 0
     text = page.read_text(encoding="utf-8")
     assert all(f"## {picture.title}" in text for picture in FIGURES.values())
-    assert "Needs runs of `objectives`" in text
     assert "| 32-D | 1.0 | FIRM |" in text
     shown = re.findall(r"!\[.*\]\((.*)\)", text)
-    assert shown == ["figures/mechanism.png", "figures/landscape.png", "figures/gallery.png"]
-    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == sorted(Path(name).name for name in shown)
+    assert {"mechanism.png", "landscape.png", "gallery.png"} <= set(shown)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*shown, "figures.md"])
+
+
+def test_a_figure_says_which_runs_it_needs(tmp_path):
+    out = ("--out", tmp_path / "page.md", "--results", tmp_path / "none")
+    assert run("bench", "report", "learning-curves", *out).code == 0
+    assert "Needs runs of `objectives`" in (tmp_path / "page.md").read_text(encoding="utf-8")
 
 
 def test_a_probe_holds_the_properties_of_the_last_batch_logged_before_it():
@@ -155,15 +164,17 @@ def test_a_probe_holds_the_properties_of_the_last_batch_logged_before_it():
         {"step": step, "loss": 1.0, "compactness": step / 100, "margin": None, "outlier_spread": 1.0}
         for step in (10, 20)
     ]
-    run = type("Run", (), {"history": type("History", (), {"lines": [*lines, {"step": 25, "probe": {}}]})})
-    assert protocols._properties(run, 19)["properties"]["compactness"] == 0.1
-    assert protocols._properties(run, 25)["properties"] == {"compactness": 0.2, "margin": None, "outlier_spread": 1.0}
-    assert protocols._properties(run, 9) == {}
+    training = type("Run", (), {"history": type("History", (), {"lines": [*lines, {"step": 25, "probe": {}}]})})
+    assert properties(training, 19)["properties"]["compactness"] == 0.1
+    assert properties(training, 25)["properties"] == {"compactness": 0.2, "margin": None, "outlier_spread": 1.0}
+    assert properties(training, 9) == {}
 
 
 def test_the_sweeps_hold_the_papers_values():
     sweeps = {
-        name: [experiment(TABLES[name], "cifar10:bird", row, "paper", 0).recipe.training for row in TABLES[name].rows]
+        name: [
+            experiment(TABLES[name], "cifar10:bird", row, "paper", 0).recipe.training for row in trained(TABLES[name])
+        ]
         for name in ("temperature", "batch-size")
     }
     assert [each.temperature for each in sweeps["temperature"]] == [0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5]

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import itertools
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
+from xml.etree import ElementTree
 
 import pytest
 from PIL import Image
 
 from commands import run
-from firm.research import pages
+from firm.research import figures, pages
+from firm.research.blocks import Block, as_csv, as_html, latex, markdown, parsed
+from firm.research.cell_text import paired_interval
 from firm.research.experiment import Record, record_path
 from firm.research.figures import draw_curves
-from firm.research.pages import page, published
+from firm.research.pages import page
 from firm.research.runner import code_digest
 from firm.research.tables import SCALES, TABLES, experiment, stored_runs
 from striped import write_striped_fashion_mnist
 
 STORED, SEEDS = Path("results/runs"), [0, 1, 2]
+ROOT = Path(__file__).parent.parent
 
 
 def written(*names: str, scale: str = "short", seeds: list[int] = SEEDS, folder: Path = STORED) -> str:
-    return page(names, scale, seeds, folder, command="firm bench", pictures={})
+    return markdown(blocks_of(*names, scale=scale, seeds=seeds, folder=folder))
+
+
+def blocks_of(*names: str, scale: str = "short", seeds: list[int] = SEEDS, folder: Path = STORED) -> list[Block]:
+    tables = {name: TABLES[name] for name in names}
+    return page(tables, scale, seeds, folder, command="firm bench", pictures={})
 
 
 def block(text: str, data: str) -> str:
@@ -40,7 +52,7 @@ def row_of(text: str, data: str, row: str) -> list[str]:
 def differences(text: str, data: str, begin: str) -> dict[str, list[float]]:
     """Of the line that begins so: row -> the differences seed by seed."""
     (line,) = [line.partition(": ")[2] for line in block(text, data).splitlines() if line.startswith(begin)]
-    found = re.findall(r"(\S.*?) [+-][\d.]+ \(([^)]*)\)(?:; |\.$)", line)
+    found = re.findall(r"(\S.*?) [+-][\d.]+(?: \[[^\]]*\])? \(([^)]*)\)(?:; |\.$)", line)
     return {row: [float(value) for value in values.split(", ")] for row, values in found}
 
 
@@ -61,6 +73,23 @@ def test_a_semantic_page_has_our_numbers_and_the_papers():
     assert less["ntxent"] == pytest.approx([a - b for a, b in zip(last, others, strict=True)], abs=0.051)
 
 
+def test_means_over_classes_are_compared_on_the_same_seeds():
+    text, runs = written("objectives", seeds=[0, 1]), stored_runs(TABLES["objectives"], "short", [0, 1], STORED)
+    classes = [data for data in runs if data.startswith("fashion-mnist:") and runs[data]["firm"]]
+    heading = f"fashion-mnist, means over {len(classes)} of 10 classes"
+    last = {
+        row: [fmean(100 * runs[data][row][seed]["final"]["s_con k=1"]["value"] for data in classes) for seed in (0, 1)]
+        for row in ("firm", "ntxent")
+    }
+    lines = [line.strip("| ").split(" | ") for line in block(text, heading).splitlines() if "| ntxent" in line]
+    lead, bounds = lines[0][5].split(" ", 1)
+    assert lines[0][1].startswith(f"{fmean(last['ntxent']):.1f} ± ")
+    first, second = (a - b for a, b in zip(last["firm"], last["ntxent"], strict=True))
+    assert float(lead) == pytest.approx((first + second) / 2, abs=0.051)
+    low, high = map(float, bounds.strip("[]").split(", "))
+    assert high - low == pytest.approx(12.7062 * abs(first - second), abs=0.11)  # 2 t s / sqrt(2), of two seeds
+
+
 def test_settings_that_rows_vary_are_not_called_shared():
     shared = written("short-budget", seeds=[0]).split("### ")[0].split("ResNet")[1]
     assert "temperature" in shared
@@ -75,29 +104,116 @@ def test_outlier_exposure_stands_beside_the_paper_only_with_the_papers_pool():
 
 
 def test_published_numbers_appear_where_nothing_has_run(tmp_path):
-    text = written("objectives", "mvtec", "mvtec-ablation", "guarantees", scale="paper", folder=tmp_path)
-    assert row_of(text, "cifar10:bird", "firm")[1::17] == ["0", "91.4 (k=1)"]
-    assert "FIRM 99.9 / 98.4" in text
-    assert "DeSTSeg - / 99.7" in text
-    assert published(TABLES["mvtec-ablation"], "mvtec:cable")["firm"] == 97.4
-    assert published(TABLES["objectives"], "drawn:plate") == {}
+    for name, table in TABLES.items():
+        for scale in SCALES:
+            text = written(name, scale=scale, folder=tmp_path)
+            for part in table.published:
+                lines = block(text, f"{part}, `{pages.stored('published')[part]['label']}` of the paper").splitlines()
+                printed = [line for line in lines if "| paper |" in line]
+                assert len(printed) == len(pages.stored("published")[part]["rows"])
+    text = written("mvtec", "patches", scale="paper", folder=tmp_path)
+    assert "| Screw | paper | 81.3 | 95.7 |" in text
+    assert "DeSTSeg - / 99.7" in text  # beside our own tables on a category of the paper
+
+
+def test_ours_stands_under_the_papers_with_the_difference(tmp_path):
+    table, value = TABLES["per-class-cats-vs-dogs"], {"cat": 0.8, "dog": 0.9}
+    asked = experiment(TABLES["objectives"], "cifar10:bird", "firm", "short", 0)
+    record = json.loads(record_path(STORED, asked).read_text(encoding="utf-8"))
+    for (name, auroc), seed in itertools.product(value.items(), (0, 1)):
+        mine = experiment(table, f"cats-vs-dogs:{name}", "firm", "short", seed)
+        measured = {"value": auroc + 0.02 * seed, "low": 0.0, "high": 1.0}
+        final = dict.fromkeys(record["final"], measured)
+        probes = [{"step": 1, "s_con k=5": {"value": 0.95}}, {"step": 2, "s_con k=5": measured}]
+        changed = record | {"experiment": mine.content, "final": final, "probes": probes}
+        record_path(tmp_path, mine).write_text(json.dumps(changed))
+    text = written("per-class-cats-vs-dogs", seeds=[0, 1], folder=tmp_path)
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| Mean |")]
+    cells = {line[1]: line[2:] for line in lines}  # NT-Xent, SupCon, Rot-SupCon, FIRM by three scores, three floors
+    assert cells["paper"][3:6] == ["90.4 ± 0.5", "89.9 ± 0.3", "90.2 ± 0.3"]
+    assert cells["ours, last"][3] == "86.0 ± 1.4 †"
+    assert cells["ours, best"][3:5] == ["95.0 ± 0.0 †", "-"]  # probes have s_con only
+    assert cells["last - paper"][:4] == ["-", "-", "-", "-4.4"]
+    record_path(tmp_path, mine).unlink()
+    record_path(tmp_path, experiment(table, "cats-vs-dogs:dog", "firm", "short", 0)).unlink()
+    text = written("per-class-cats-vs-dogs", seeds=[0, 1], folder=tmp_path)
+    assert "81.0 ± 1.4 (1 of 2) †" in text  # a mean of other classes is not compared with the paper's
+    assert "| Mean | last - paper |" not in text
+
+
+def test_relative_cells_are_those_of_our_means(tmp_path):
+    """Both deltas, and the lowest of a column as it is."""
+    table = TABLES["scores"]
+    asked = experiment(TABLES["objectives"], "cifar10:bird", "firm", "short", 0)
+    record = json.loads(record_path(STORED, asked).read_text(encoding="utf-8"))
+    record["code"] = code_digest("semantic")
+    for row, (plain, starred) in {"firm": (0.9, 0.99), "supcon": (0.8, 0.9), "untrained": (0.5, 0.6)}.items():
+        mine = experiment(table, "cifar10:bird", row, "short", 0)
+        final = record["final"] | {"s_con k=1": {"value": plain}, "s_con* k=1": {"value": starred}}
+        final = {name: {"low": 0.0, "high": 1.0} | value for name, value in final.items()}
+        record_path(tmp_path, mine).write_text(json.dumps(record | {"experiment": mine.content, "final": final}))
+    text = written("scores", seeds=[0], folder=tmp_path)
+    ours = {line.split(" | ")[0]: line.split(" | ")[2:5] for line in text.splitlines() if "| ours, last |" in line}
+    assert ours["| FIRM"] == ["90.0 (1 of 10)", "+10.0%", "+10.0%"]
+    assert ours["| SupCon"] == ["80.0 (1 of 10)", "90.0 (1 of 10)", "+12.5%"]
+    assert ours["| floor: untrained"] == ["50.0 (1 of 10)", "-33.3%", "+20.0%"]  # no method, so never the lowest
 
 
 def test_a_page_names_its_scale_and_calls_only_the_papers_protocol_so():
     for name, table in TABLES.items():
-        notes = {
-            scale: written(name, scale=scale, folder=Path("nowhere")).split("## ")[1].split("\n\n")[1]
-            for scale in SCALES
-        }
+        texts = {scale: written(name, scale=scale, folder=Path("nowhere")) for scale in SCALES}
+        notes = {scale: text.split("\n## ")[1].split("\n\n")[1] for scale, text in texts.items()}
         assert "not a result" in notes["smoke"]
         assert "The paper's protocol" not in notes["short"]
-        assert notes["paper"].startswith("The paper's protocol") == (table.protocol == "semantic")
-    assert "SIA" in TABLES["mvtec"].at_paper_scale
+        assert notes["paper"].startswith("The paper's protocol") == (table.differences == [])
+        closest = bool(table.differences)
+        assert ("closest to the paper" in texts["paper"].splitlines()[0]) == closest
+        assert all(difference in texts["paper"] for difference in table.differences or ())
+    assert {"mvtec", "mvtec-ablation", "mvtec-further"} <= {name for name in TABLES if TABLES[name].differences}
+
+
+def test_a_page_is_written_in_four_formats():
+    blocks = blocks_of("objectives", seeds=[0, 1])
+    assert r"NT-Xent & paper & 92.2 $\pm$ 0.2 &" in latex(blocks)
+    assert latex(["- a_b*", "*so* `x`"]) == "\\begin{itemize}\n\\item a\\_b*\n\\end{itemize}\n\nso x\n"
+    rows = list(csv.reader(io.StringIO(as_csv(blocks))))
+    assert rows[0] == ["section", "row", "column", "value"]
+    section = "objectives, `tab:ablation_objectives` of the paper"
+    assert [section, "FIRM, paper", "CIFAR-10 AULC", "91.9 ± 0.1"] in rows
+    assert {len(row) for row in rows} == {4}
+    assert parsed(markdown(blocks)) == blocks
+    tree = ElementTree.fromstring(as_html(blocks).partition("\n")[2].replace('<meta charset="utf-8">', ""))
+    cells = ["".join(cell.itertext()) for cell in tree.iter("td")]
+    assert "91.9 ± 0.1" in cells
+
+
+def test_files_that_are_not_the_published_ones_are_named(tmp_path):
+    asked = experiment(TABLES["objectives"], "cifar10:bird", "firm", "short", 0)
+    record = json.loads(record_path(STORED, asked).read_text(encoding="utf-8"))
+    for count, named in ((5000, False), (12, True)):
+        record_path(tmp_path, asked).write_text(json.dumps(record | {"good_images": count}))
+        assert ("cifar10:bird has 12 good images, not 5000" in written("objectives", folder=tmp_path)) == named
+
+
+def test_rows_measured_on_different_images_are_named(tmp_path):
+    for row, digest in (("firm", "one"), ("ntxent", "other")):
+        asked = experiment(TABLES["objectives"], "cifar10:bird", row, "short", 0)
+        record = json.loads(record_path(STORED, asked).read_text(encoding="utf-8"))
+        record_path(tmp_path, asked).write_text(json.dumps(record | {"data": {"train": "same", "test": digest}}))
+    assert "Rows of cifar10:bird were measured on different images" in written("objectives", seeds=[0], folder=tmp_path)
+    assert "different images" not in written("objectives", seeds=[0, 1])
+
+
+def test_paired_differences_have_students_interval():
+    found = paired_interval([0.01, 0.02, 0.06])
+    reach = 4.302653 * (0.0007**0.5) / 3**0.5  # the 97.5 % quantile with two degrees of freedom
+    assert (found.value, found.high - found.value) == (pytest.approx(0.03), pytest.approx(reach))
+    assert paired_interval([0.01]).high == float("inf")
 
 
 def test_rows_of_other_code_are_marked_and_counted(tmp_path):
     table = TABLES["objectives"]
-    for row, code in (("firm", code_digest()), ("ntxent", "other")):
+    for row, code in (("firm", code_digest("semantic")), ("ntxent", "other")):
         asked = experiment(table, "cifar10:bird", row, "short", 0)
         record = json.loads(record_path(STORED, asked).read_text(encoding="utf-8"))
         record_path(tmp_path, asked).write_text(json.dumps(record | {"code": code}))
@@ -161,28 +277,98 @@ def test_curves_are_drawn(tmp_path):
             assert len(picture.convert("RGB").getcolors(2**24) or []) > 100  # lines, not a blank page
 
 
-def test_the_command_lists_tables_and_writes_nothing_into_docs(tmp_path, monkeypatch):
+TINY = ("--set=encoder.width=8", "--set=encoder.head.hidden=[16]", "--set=training.batch=16")
+
+
+@pytest.fixture
+def sandals(tmp_path, monkeypatch):
+    """A folder to work in, with crafted Fashion-MNIST and nothing else."""
     write_striped_fashion_mnist(tmp_path)
     monkeypatch.setenv("FIRM_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def listed(out: str) -> dict[str, list[int]]:
+    """Table -> runs done, missing, without data."""
+    return {line.split()[0]: list(map(int, line.split()[1:4])) for line in out.splitlines()[1:]}
+
+
+def test_every_table_is_listed_with_what_is_done_missing_and_without_data(sandals):
     code, out, _ = run("bench")
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines()] == list(TABLES)
-    tiny = {"encoder.width": 8, "encoder.head.hidden": (16,), "training.batch": 16}
-    rows = {name: replace(row, changes=row.changes | tiny) for name, row in TABLES["objectives"].rows.items()}
-    monkeypatch.setitem(TABLES, "objectives", replace(TABLES["objectives"], rows=rows))
-    code, out, err = run("bench", "objectives", "--seeds", 1)
+    assert list(listed(out)) == list(TABLES)
+    assert listed(out)["objectives"] == [0, 10 * 12, 32 * 12]
+    assert listed(out)["few"][:2] == [0, 6]  # drawn parts need no files
+    code, out, _ = run("bench", "list", "--seeds", 1, "--scale", "short", "--results", ROOT / STORED)
+    assert listed(out)["objectives"][0] == 20
+
+
+def test_a_plan_counts_what_tables_share_and_its_hours(sandals):
+    shared = ("objectives", "per-class-fashion-mnist")
+    code, out, err = run("bench", "plan", *shared, "--class=sandal", "--class=cifar10:cat", "--seeds", 1, *TINY)
     assert code == 0, err
-    assert err.count("skipped") == 12  # of CIFAR-10, which is not there
-    assert "| firm | 1 |" in out
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bench-work", "fashion-mnist", "results"]
-    assert len(list((tmp_path / "results/runs").iterdir())) == 8
-    code, out, _ = run("bench", "objectives", "--seeds", 1, "--only-report", "--out", "pages/page.md")
-    assert code == 0
-    assert not out
+    assert "objectives: 14 runs, 0 of them shared" in out
+    assert "per-class-fashion-mnist: 7 runs, 7 of them shared" in out
+    assert "all: 14 runs, 0 done, 7 to make, 7 without data (cifar10)" in out
+    hours = [float(value) for value in re.findall(r"about ([\d.]+) CPU hours", out)]
+    assert len(hours) == 2
+    assert 0 <= hours[0] <= hours[1]
+
+
+def test_runs_go_on_past_missing_data_and_their_page_has_both_numbers(sandals):
+    classes = ("--class=sandal", "--class=bird")
+    code, out, err = run("bench", "run", "objectives", "--seeds", 1, *classes, *TINY)
+    assert code == 0, err
+    assert err.count("skipped") == 7  # of CIFAR-10, which is not there
+    assert "| FIRM | paper | 93.4 ± 0.2 |" in out
+    assert row_of(out, "fashion-mnist:sandal", "firm")[1] == "1"
+    assert float(row_of(out, "fashion-mnist:sandal", "pixels, L2")[4].split()[0]) > 0
+    assert "fashion-mnist:sandal has 6 good images, not 6000" in out
+    assert sorted(path.name for path in sandals.iterdir()) == ["bench-work", "fashion-mnist", "results"]
+    assert len(list((sandals / "results/runs").iterdir())) == 7
+    code, out, err = run("bench", "run", "objectives", "--seeds", 1, "--class=sandal", *TINY)
+    assert (code, err) == (0, "")  # nothing is made twice
+
+
+def test_a_report_is_written_by_the_suffix_or_in_all_formats(sandals):
+    command = ("bench", "report", "objectives", "--seeds", 1)
+    assert run(*command, "--out", "pages/page.md").code == 0
     text = Path("pages/page.md").read_text(encoding="utf-8")
-    assert "--only-report --out pages/page.md" in text
-    assert Path("pages", *re.findall(r"!\[.*\]\((.*)\)", text)).is_file()
+    assert "`firm bench report objectives --scale smoke --seeds 1 --out pages/page.md`" in text
+    assert not re.findall(r"!\[.*\]", text)  # nothing has run
+    assert not Path("pages/page.tex").exists()
+    command = ("bench", "report", "objectives", "--seeds", 1, "--scale", "short", "--results", ROOT / STORED)
+    assert run(*command, "--out", "all").code == 0
+    assert sorted(path.suffix for path in Path("all").iterdir()) == [".csv", ".html", ".md", ".png", ".tex"]
+    assert "data:image/png;base64," in Path("all/report.html").read_text(encoding="utf-8")
+    code, _, err = run(*command, "--out", "page.pdf")
+    assert code == 2
+    assert "page.pdf" in err
+
+
+def test_figures_are_listed_run_and_reported_like_tables(sandals, monkeypatch):
+    calls = []
+
+    class Dot:
+        title, why, needs = "A dot", "It shows a dot.", "ink"
+
+        def draw(self, out, *, scale, seeds, folder, listener):
+            calls.append((scale, seeds, folder))
+            Image.new("RGB", (2, 2)).save(out / "dot.png")
+            (out / "dot.md").write_text("Sizes:\n\n| dot | side |\n| --- | --- |\n| black | 2 |\n")
+            return [out / "dot.png", out / "dot.md"]
+
+    monkeypatch.setattr(figures, "FIGURES", {"dot": Dot()}, raising=False)
+    assert "A dot (needs ink)" in run("bench", "list").out
+    code, _, err = run("bench", "report", "dot", "--seeds", 1, "--out", "all")
+    assert code == 0, err
+    assert "![A dot](dot.png)" in Path("all/report.md").read_text(encoding="utf-8")
+    assert "A dot,black,side,2" in Path("all/report.csv").read_text(encoding="utf-8")
+    assert calls == [("smoke", [0], Path("results/runs"))]
+    assert run("bench", "run", "dot", "few", "--class=plate", "--results", ROOT / STORED, "--scale=short").code == 0
+    assert Path("figures/dot.png").is_file()
+    assert "Decisions from few good images" in Path("figures/report.md").read_text(encoding="utf-8")
 
 
 def test_the_legend_explains_every_protocol():

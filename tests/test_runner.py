@@ -20,15 +20,15 @@ from firm.detector.detector import Detector
 from firm.detector.prepare import prepare
 from firm.errors import DataError
 from firm.images.preprocess import fingerprint
-from firm.metrics.image import aulc
+from firm.metrics.image import aulc, auroc
 from firm.networks.heads import build
 from firm.outliers.registry import Exposure
 from firm.recipes.presets import FAST, INSPECT
 from firm.recipes.recipe import change
-from firm.research import protocols
+from firm.research import protocols, runner, semantic
 from firm.research.experiment import Experiment, Record, read_record, record_path
-from firm.research.protocols import FINAL, evaluate_scorings
-from firm.research.runner import code_digest, normalised, run_missing
+from firm.research.runner import PROTOCOLS, code_digest, missing, normalised, run_missing
+from firm.research.semantic import FINAL, evaluate_scorings, pixel_scores
 from firm.runtime.files import folder_lock
 from firm.runtime.random import stream
 from striped import write_striped_fashion_mnist
@@ -86,7 +86,8 @@ def test_a_plan_is_made_once_and_measures_everything(root):
         record = record_of(root, one)
         assert set(record["final"]) == set(FINAL)
         assert [probe["step"] for probe in record["probes"]] == [1, 2, 4]
-        assert record["probes"][-1]["s_con k=1"] == record["final"]["s_con k=1"]
+        assert set(record["probes"][-1]["properties"]) == {"compactness", "margin", "outlier_spread"}
+        assert record["probes"][-1]["s_con k=1"]["value"] == record["final"]["s_con k=1"]["value"]
         assert all(0 <= value["low"] <= value["value"] <= value["high"] <= 1 for value in record["final"].values())
         assert 0 <= aulc([probe["s_con k=1"]["value"] for probe in record["probes"]]) <= 1
 
@@ -97,7 +98,7 @@ def test_a_record_says_where_it_comes_from(root):
     record, data = record_of(root, one), load(SANDAL)
     assert record["key"] == one.key == record_path(root / "results", one).stem
     assert record["data"] == {"train": fingerprint(data.train), "test": fingerprint(data.test)}
-    assert record["code"] == code_digest()
+    assert record["code"] == code_digest("semantic")
     assert record["experiment"]["seed"] == 0
     assert record["origin"]["torch"] == torch.__version__
     assert {"machine", "python", "device", "threads"} <= set(record["origin"])
@@ -169,10 +170,10 @@ def test_a_killed_plan_goes_on_and_ends_equal(root, tmp_path):
 
 def test_a_training_interrupted_before_its_scores_ends_equal_and_is_marked(root, monkeypatch):
     (one,) = tiny_plan()
-    monkeypatch.setattr(protocols, "FINAL", {})  # the first attempt dies before its final scores
+    monkeypatch.setattr(semantic, "FINAL", {})  # the first attempt dies before its final scores
     with pytest.raises(ValueError, match="empty"):
         made([one], root)
-    monkeypatch.setattr(protocols, "FINAL", FINAL)
+    monkeypatch.setattr(semantic, "FINAL", FINAL)
     made([one], root)
     resumed = record_of(root, one)
     assert resumed["resumed"]
@@ -222,7 +223,7 @@ def test_runs_of_other_code_are_repeated_only_if_asked(root):
     path.write_text(json.dumps(record_of(root, one) | {"code": "before"}))
     assert made([one], root) == []
     assert len(made([one], root, outdated=True)) == 1
-    assert record_of(root, one)["code"] == code_digest()
+    assert record_of(root, one)["code"] == code_digest("semantic")
 
 
 def test_the_digest_of_code_sees_what_decides_and_not_how_it_is_written():
@@ -296,3 +297,81 @@ def test_good_parts_kept_back_are_judged_and_never_fitted(tmp_path, monkeypatch)
         assert {image.numpy().tobytes() for image in both} == {image.numpy().tobytes() for image in every}
         assert len(both) == len(every)
     assert not torch.equal(given[0], given[1])
+
+
+def test_pixel_scores_are_mean_distances_to_the_nearest():
+    rng = torch.Generator().manual_seed(0)
+    good, test = torch.rand(7, 5, generator=rng), torch.rand(4, 5, generator=rng)
+    for number, image in enumerate(test):
+        by_l2 = sorted(float((image - other).norm()) for other in good)
+        by_cosine = sorted(1 - float(torch.cosine_similarity(image, other, dim=0)) for other in good)
+        for metric, distances in (("l2", by_l2), ("cosine", by_cosine)):
+            found = pixel_scores(good, test, 3, metric)[number]
+            assert float(found) == pytest.approx(sum(distances[:3]) / 3, abs=1e-5)
+
+
+def test_floors_are_measured_without_training(root):
+    for metric in ("cosine", "l2"):
+        one = tiny_plan(**{"features": "pixels", "training.epochs": 0, "memory.metric": metric})[0]
+        made([one], root)
+        record, data = record_of(root, one), load(SANDAL)
+        view = prepare(one.recipe, data, torch.arange(len(data.train)), seed=0).task.preprocessing.test_view
+        scores = pixel_scores(view(data.train).flatten(1), view(data.test).flatten(1), 1, metric)
+        assert record["final"]["s_con k=1"]["value"] == pytest.approx(auroc(scores, data.anomalous), abs=1e-4)
+        assert (record["steps"], record["probes"], record["diagnostics"]) == (0, [], None)
+
+
+def test_probes_of_a_reduced_test_compare_with_few_references(root, monkeypatch):
+    compared = []
+    monkeypatch.setattr(semantic, "REFERENCES", 5)
+    features = semantic.reference_features
+    monkeypatch.setattr(
+        semantic,
+        "reference_features",
+        lambda e, how, good, turns: compared.append(len(good)) or features(e, how, good, turns),
+    )
+    for reduced, probed in ((20, 5), (0, 6)):
+        compared.clear()
+        made([replace(tiny_plan()[0], test_images=reduced)], root)
+        assert set(compared[:2]) == {probed}
+        assert 6 in compared  # the final scores compare with all
+
+
+def test_other_images_outdate_a_run(root):
+    (one,) = tiny_plan()
+    made([one], root)
+    assert made([one], root, outdated=True) == []
+    record = record_of(root, one)
+    changed = record | {"data": record["data"] | {"train": "others"}}
+    record_path(root / "results", one).write_text(json.dumps(changed))
+    assert made([one], root) == []
+    assert len(made([one], root, outdated=True)) == 1
+    assert record_of(root, one)["data"] == record["data"]
+
+
+def test_a_protocol_is_decided_by_its_own_file_and_what_all_share(monkeypatch):
+    def digests() -> dict[str, str]:
+        code_digest.cache_clear()
+        return {protocol: code_digest(protocol) for protocol in PROTOCOLS}
+
+    read, before = Path.read_text, digests()
+    for changed, touched in (("few.py", {"few"}), ("semantic.py", {"semantic"}), ("knn.py", set(PROTOCOLS))):
+
+        def edited(path: Path, name: str = changed, **options: Any) -> str:
+            return read(path, **options) + ("\nedited = 1\n" if path.name == name else "")
+
+        monkeypatch.setattr(Path, "read_text", edited)
+        assert {name for name, digest in digests().items() if digest != before[name]} == touched
+        monkeypatch.undo()
+    assert set(runner.OF_PROTOCOL) == set(PROTOCOLS)
+    code_digest.cache_clear()
+
+
+def test_what_a_run_lacks_is_named(root):
+    (one,) = tiny_plan()
+    assert missing(one) == ""
+    assert missing(replace(one, data="cifar10:bird")) == "cifar10:bird"
+    assert missing(replace(one, data="mvtec:screw")) == "mvtec:screw"
+    assert missing(replace(one, data="my_parts")) == "my_parts"
+    assert missing(replace(one, data="drawn:plate")) == ""
+    assert missing(tiny_plan(**{"outliers": Exposure(path="nowhere.npy")})[0]) == "nowhere.npy"

@@ -19,7 +19,8 @@ from firm.recipes.presets import PAPER
 from firm.recipes.recipe import change
 from firm.research.experiment import read_record
 from firm.research.protocols import _tuned
-from firm.research.tables import SCALES, TABLES, experiment, plan
+from firm.research.published import printed, sources
+from firm.research.tables import SCALES, TABLES, experiment, narrowed, plan, rows_on, stored
 from firm.runtime.listener import SILENT
 from firm.training.positives import POSITIVES
 
@@ -29,13 +30,73 @@ STORED = Path("results/runs")
 def test_a_plan_is_every_row_on_every_data_set_seed_by_seed():
     for scale, table in itertools.product(SCALES, TABLES.values()):
         experiments = plan(table, scale, [0, 1])
-        cells = [(seed, data, row) for seed in (0, 1) for data in table.data for row in table.rows.values()]
+        cells = [
+            (seed, data, table.rows[row])
+            for seed in (0, 1)
+            for data in table.data
+            for row in rows_on(table, data)
+            if seed == 0 or not table.rows[row].once
+        ]
         assert len({one.key for one in experiments}) == len(cells) or scale == "smoke"  # where every length is one
         for (seed, data, row), one in zip(cells, experiments, strict=True):
             assert (one.seed, one.data, one.protocol) == (seed, data, table.protocol)
             changes = row.changes | row.on.get(data, {})
             length = {"training.epochs", *table.reduced}
             assert change(one.recipe, {path: changes[path] for path in set(changes) - length}) == one.recipe
+
+
+def test_every_table_of_the_paper_stands_beside_runs_that_can_be_planned():
+    beside = [name for table in TABLES.values() for name in table.published]
+    assert sorted(beside) == sorted(stored("published"))
+    for table in TABLES.values():
+        for name in table.published:
+            content = printed(name)
+            for line in sources(table, name, content["rows"], content["columns"]):
+                for source in line:
+                    assert set(source.data) <= set(table.data)
+                    assert not source.row or source.row in table.rows, source
+
+
+def test_every_method_that_is_here_has_its_cells_in_every_table():
+    """What no header explains is a method of others; a header misspelt would be one of ours among them."""
+    foreign = set()
+    for table in TABLES.values():
+        for name in table.published:
+            content = printed(name)
+            lines = zip(content["rows"], sources(table, name, content["rows"], content["columns"]), strict=True)
+            for row, line in lines:
+                cells = zip(content["columns"], line, strict=True)
+                foreign |= {
+                    (row if len(table.data) < 15 or name == "semantic" else column)[0]
+                    for column, source in cells
+                    if not source.row
+                }
+    others = {"GOAD", "SSD", "Rot. Pred.", "DROC", "CSI", "Rot. + OE", "P-SVDD", "CutPaste", "NSA", "DRAEM", "DeSTSeg"}
+    assert foreign == others | {"DiffAD", "PatchCore", "RotNet", "DOCC", "U-Student"}
+
+
+def test_floors_stand_in_every_semantic_table_and_train_nothing():
+    for table in TABLES.values():
+        floors = [name for name, row in table.rows.items() if row.floor]
+        if table.protocol == "semantic":
+            assert floors == ["pixels, cosine", "pixels, L2", "untrained"]
+        for scale, row in itertools.product(SCALES, floors):
+            assert experiment(table, table.data[0], row, scale, 0).recipe.training.epochs == 0
+
+
+def test_exposure_is_measured_only_where_its_pool_fits():
+    table = TABLES["semantic"]
+    assert "firm + OE (300K)" in rows_on(table, "cifar10:bird")
+    assert "firm + OE (300K)" not in rows_on(table, "cats-vs-dogs:cat")
+
+
+def test_classes_and_settings_of_your_own_narrow_a_plan():
+    table = narrowed(TABLES["mvtec"], ["screw", "mvtec:pill"], {"outliers.folder": "sia/{class}", "training.epochs": 7})
+    planned = plan(table, "short", [0])
+    assert {one.data for one in planned} == {"mvtec:screw", "mvtec:pill"}
+    assert {(one.recipe.training.epochs, one.steps) for one in planned} == {(0, 0), (7, 0)}  # floors train nothing
+    assert {one.recipe.outliers.folder for one in planned} == {"sia/screw", "sia/pill"}
+    assert {one.key for one in planned}.isdisjoint(one.key for one in plan(TABLES["mvtec"], "short", [0]))
 
 
 def test_rows_of_the_objectives_differ_in_the_positive_set_alone():
@@ -49,7 +110,7 @@ def test_tables_share_runs():
     objectives, exposure = (
         {one.key for one in plan(TABLES[name], "short", [0])} for name in ("objectives", "exposure")
     )
-    assert len(objectives & exposure) == 2
+    assert len(objectives & exposure) == 2 * (1 + 3)  # FIRM and the floors on two classes
 
 
 def test_only_the_paper_scale_is_the_papers_protocol():
@@ -67,12 +128,13 @@ def test_only_the_paper_scale_is_the_papers_protocol():
 
 
 def test_every_exposure_row_names_its_pool():
-    sources = [
+    found = [
         experiment(TABLES["exposure"], "cifar10:dog", row, "short", 0).recipe.outliers
         for row in TABLES["exposure"].rows
     ]
-    assert len({source.path for source in sources if isinstance(source, Exposure)}) == len(sources) - 1
-    assert all(source.path for source in sources if isinstance(source, Exposure))
+    pools = [source.path for source in found if isinstance(source, Exposure)]
+    assert len(set(pools)) == len(pools) == 2
+    assert all(pools)
 
 
 def test_the_row_of_patchcore_scores_as_patchcore_does():

@@ -33,8 +33,9 @@ BUG = 70  # exit code, as of sysexits.h
 _debug = False
 
 app = typer.Typer(name="firm", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
-for verb in (fit, audit, calibrate, inspect, evaluate, card, masks, outliers, fetch, bench, demo):
+for verb in (fit, audit, calibrate, inspect, evaluate, card, masks, outliers, fetch, demo):
     app.command()(verb)
+app.add_typer(bench, name="bench")
 
 
 @app.callback(invoke_without_command=True)

@@ -1,14 +1,37 @@
-"""Verbs of research: fetch downloads a data set, bench makes the missing runs of a table and prints its page."""
+"""Verbs of research: fetch downloads a data set; bench lists, plans, runs and reports the tables and figures."""
 
+from __future__ import annotations
+
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+import typer
+from typer import Argument, Context, Option
 
-from firm.cli.options import Device, Output, Threads
+from firm.cli.options import Device, Output, Settings, Threads
 from firm.cli.terminal import reporting, say, use_device
 from firm.errors import SettingError
+
+if TYPE_CHECKING:
+    from firm.research.blocks import Block, Drawing
+    from firm.research.experiment import Experiment
+    from firm.research.tables import Table
+
+RUNS = Path("results/runs")
+FORMATS = "md, tex, csv or html"
+EVERY_FIGURE = "figures"  # the name of them all
+Names = Annotated[list[str], Argument(metavar="TABLE...", help="Tables or figures, as `firm bench list` names them.")]
+Scale = Annotated[str, Option(help="smoke, short or paper: how long each training is.")]
+Seeds = Annotated[int | None, Option(min=1, help="How many seeds, from 0. [default: 5 at paper scale, else 2]")]
+Classes = Annotated[list[str] | None, Option("--class", metavar="CLASS", help="Only this class; may be repeated.")]
+Results = Annotated[Path, Option(help="One JSON file per run.")]
+Out = Annotated[
+    Path | None, Option("--out", "-o", help=f"Write the page here ({FORMATS}), or all four into this folder.")
+]
+
+bench = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 
 
 def fetch(
@@ -25,54 +48,201 @@ def fetch(
     print("\n".join(map(str, files)))
 
 
-def bench(
-    table: Annotated[list[str] | None, Argument(help="Tables, one page for all; none lists them.")] = None,
-    scale: Annotated[str, Option(help="smoke, short or paper: how long each training is.")] = "smoke",
-    seeds: Annotated[int, Option(min=1, help="How many seeds, from 0.")] = 2,
-    results: Annotated[Path, Option(help="One JSON file per run.")] = Path("results/runs"),
+@bench.callback()
+def _bench(context: Context) -> None:
+    """The paper's tables and figures, and ours: list, plan, run, report."""
+    if context.invoked_subcommand is None:
+        list_tables()
+
+
+@bench.command("list")
+def list_tables(scale: Scale = "short", seeds: Seeds = None, results: Results = RUNS) -> None:
+    """List every table and figure, and how many of its runs are there, missing, or without data."""
+    from firm.research.experiment import record_path
+    from firm.research.figures import FIGURES
+    from firm.research.runner import missing
+    from firm.research.tables import TABLES, plan
+
+    asked = _asked(list(TABLES), scale, seeds, results)
+    print(f"{'at scale ' + scale:<24} {'done':>5} {'missing':>8} {'no data':>8}")
+    for name, table in asked.tables.items():
+        runs = plan(table, scale, asked.seeds)
+        to_make = [run for run in runs if not record_path(results, run).exists()]
+        without = sum(bool(missing(run)) for run in to_make)
+        print(f"{name:<24} {len(runs) - len(to_make):>5} {len(to_make) - without:>8} {without:>8}   {table.title}")
+    for name, figure in FIGURES.items():
+        print(f"{name:<24} {'figure':>23}   {figure.title}{f' (needs {figure.needs})' if figure.needs else ''}")
+
+
+@bench.command()
+def plan(
+    names: Names,
+    scale: Scale = "smoke",
+    seeds: Seeds = None,
+    classes: Classes = None,
+    settings: Settings = None,
+    results: Results = RUNS,
+    threads: Threads = 1,
+) -> None:
+    """Tell what is to be trained, what tables share, and the hours on this machine from a few timed steps."""
+    from firm.research.budget import hours
+    from firm.research.experiment import record_path
+    from firm.research.runner import missing
+    from firm.research.tables import plan as plan_of
+
+    use_device("cpu", threads)
+    every: dict[str, Experiment] = {}
+    asked = _asked(names, scale, seeds, results, classes, settings)
+    for name, table in asked.tables.items():
+        runs = {run.key: run for run in plan_of(table, scale, asked.seeds)}
+        print(f"{name}: {len(runs)} runs, {len(runs.keys() & every.keys())} of them shared with the tables above")
+        every |= runs
+    to_make = [run for run in every.values() if not record_path(results, run).exists()]
+    absent = [lacks.partition(":")[0] for run in to_make if (lacks := missing(run))]
+    cost, unknown = hours(run for run in to_make if not missing(run))
+    print(f"all: {len(every)} runs, {len(every) - len(to_make)} done, {len(to_make) - len(absent)} to make", end="")
+    print(f", {len(absent)} without data ({', '.join(dict.fromkeys(absent))})" if absent else "")
+    print(f"about {cost:.1f} CPU hours on this machine", end="")
+    print(f", and {unknown} runs on frozen features or sets of unknown size" if unknown else "")
+    if absent:
+        cost, _ = hours(to_make)
+        print(f"about {cost:.1f} CPU hours with all data")
+
+
+@bench.command()
+def run(
+    names: Names,
+    scale: Scale = "smoke",
+    seeds: Seeds = None,
+    classes: Classes = None,
+    settings: Settings = None,
+    results: Results = RUNS,
     work: Annotated[Path, Option(help="Checkpoints of unfinished runs.")] = Path("bench-work"),
-    out: Annotated[Path | None, Option(help="Write the page and its pictures here; else print it.")] = None,
-    only_report: Annotated[bool, Option("--only-report", help="Train nothing; report what there is.")] = False,
-    outdated: Annotated[bool, Option("--outdated", help="Repeat runs that other code has made.")] = False,
+    out: Out = None,
+    outdated: Annotated[bool, Option("--outdated", help="Repeat runs of other code or other images.")] = False,
     device: Device = "cpu",
     threads: Threads = 1,
     output: Output = None,
 ) -> None:
-    """Make the missing runs of a table and write its page.
+    """Make the missing runs of tables, draw figures, and write the page.
 
-    Runs are resumed after an interruption, and several processes may share them. A run without data is skipped.
+    Runs are resumed after an interruption, and several processes may share them. A run without data is skipped. Figures
+    are drawn beside the page, by default in the folder figures.
     """
-    from firm.research.experiment import record_path
-    from firm.research.figures import draw_curves
-    from firm.research.pages import page
     from firm.research.runner import run_missing
-    from firm.research.tables import TABLES, plan
+    from firm.research.tables import plan as plan_of
+
+    use_device(device, threads)
+    asked = _asked(names, scale, seeds, results, classes, settings)
+    runs = {one.key: one for table in asked.tables.values() for one in plan_of(table, scale, asked.seeds)}
+    with reporting() as listener:
+        for line in run_missing([*runs.values()], results, work, device=device, listener=listener, outdated=outdated):
+            say(line)
+    report(names, scale, seeds, classes, settings, results, out or (Path("figures") if asked.figures else None))
+
+
+@bench.command()
+def report(
+    names: Names,
+    scale: Scale = "smoke",
+    seeds: Seeds = None,
+    classes: Classes = None,
+    settings: Settings = None,
+    results: Results = RUNS,
+    out: Out = None,
+) -> None:
+    """Write the page of tables and figures from the runs there are: published numbers, ours, differences."""
+    from firm.research.blocks import FORMATS, markdown
     from firm.runtime.files import write_atomically
 
-    numbers = list(range(seeds))
-    if not table:
-        for name, listed in TABLES.items():
-            made = [record_path(results, run).exists() for run in plan(listed, scale, numbers)]
-            print(f"{name:<20} {sum(made):>4} of {len(made):>3} runs at scale {scale}   {listed.title}")
-        return
-    unknown = [name for name in table if name not in TABLES]
-    if unknown:
-        raise SettingError(f"no table {unknown[0]!r}; use one of {', '.join(TABLES)}")
-    use_device(device, threads)
-    if not only_report:
-        runs = [run for name in table for run in plan(TABLES[name], scale, numbers)]
-        with reporting() as listener:
-            for line in run_missing(runs, results, work, device=device, listener=listener, outdated=outdated):
-                say(line)
-    command = f"firm bench {' '.join(table)} --scale {scale} --seeds {seeds} --only-report"
+    asked = _asked(names, scale, seeds, results, classes, settings)
+    options = [("--scale", scale), ("--seeds", len(asked.seeds))]
+    options += [("--class", name) for name in classes or ()] + [("--set", setting) for setting in settings or ()]
+    command = " ".join(["firm bench report", *names, *(f"{option} {value}" for option, value in options)])
     if out is None:
-        print(page(table, scale, numbers, results, command=command, pictures={}))
+        print(markdown(_page(asked, command, None)), end="")
         return
-    out.parent.mkdir(parents=True, exist_ok=True)
-    drawn = [name for name in table if TABLES[name].protocol == "semantic" or name.endswith("curve")]
-    pictures = {name: f"{out.stem}-{name}.png" for name in drawn}
-    for name, picture in pictures.items():
-        draw_curves(TABLES[name], scale, numbers, results, out.with_name(picture))
-    text = page(table, scale, numbers, results, command=f"{command} --out {out.as_posix()}", pictures=pictures)
-    write_atomically(out, text.encode())
-    say(f"wrote {out}")
+    if out.suffix and out.suffix not in FORMATS:
+        raise SettingError(f"{out} is none of {', '.join(FORMATS)}; name one of them, or a folder for all")
+    first = out if out.suffix else out / "report.md"
+    first.parent.mkdir(parents=True, exist_ok=True)
+    blocks = _page(asked, f"{command} --out {out.as_posix()}", first)
+    for suffix in [out.suffix] if out.suffix else FORMATS:
+        write_atomically(first.with_suffix(suffix), FORMATS[suffix](blocks).encode())
+        say(f"wrote {first.with_suffix(suffix)}")
+
+
+def _page(asked: _Asked, command: str, beside: Path | None) -> list[Block]:
+    """The blocks of the page; pictures are drawn beside a file."""
+    from firm.research.blocks import Drawing, parsed
+    from firm.research.few_page import draw_few
+    from firm.research.figures import FIGURES, draw_curves
+    from firm.research.pages import SCALES, page
+    from firm.research.tables import with_runs
+
+    pictures: dict[str, list[Drawing]] = {}
+    for name, table in asked.tables.items():
+        draw = draw_few if table.protocol == "few" else draw_curves
+        if beside is not None and (table.protocol in ("semantic", "few") or name.endswith("curve")):
+            file = beside.with_name(f"{beside.stem}-{name}.png")
+            if trained := with_runs(table, asked.scale, asked.seeds, asked.results):
+                draw(trained, asked.scale, asked.seeds, asked.results, file)
+                pictures[name] = [Drawing(table.title, file)]
+    blocks: list[Block] = []
+    if asked.tables:
+        blocks = page(asked.tables, asked.scale, asked.seeds, asked.results, command=command, pictures=pictures)
+    elif asked.figures:
+        blocks = ["# Figures", f"Written by `{command}`. {SCALES.get(asked.scale, '')}"]
+    for figure in (FIGURES[name] for name in asked.figures):
+        blocks += [f"## {figure.title}", figure.why]
+        if beside is None:
+            continue
+        with reporting() as listener:
+            files = figure.draw(
+                beside.parent, scale=asked.scale, seeds=asked.seeds, folder=asked.results, listener=listener
+            )
+        blocks.append("" if files else f"Needs {figure.needs}.")
+        for file in files:  # a figure may come with a table
+            if file.suffix == ".md":
+                blocks += parsed(file.read_text(encoding="utf-8"))
+                file.unlink()
+            else:
+                blocks.append(Drawing(figure.title, file))
+    return blocks
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The tables and figures of a command, at a scale, with seeds."""
+
+    tables: dict[str, Table]
+    figures: list[str]
+    scale: str
+    seeds: list[int]
+    results: Path
+
+
+def _asked(
+    names: list[str],
+    scale: str,
+    seeds: int | None,
+    results: Path,
+    classes: list[str] | None = None,
+    settings: list[str] | None = None,
+) -> _Asked:
+    from firm.recipes.recipe import parse_settings
+    from firm.research.figures import FIGURES
+    from firm.research.tables import TABLES, chosen, narrowed
+
+    known = [*TABLES, *FIGURES, EVERY_FIGURE]
+    if unknown := [name for name in names if name not in known]:
+        raise SettingError(f"no table or figure {unknown[0]!r}; use one of {', '.join(known)}")
+    changes = parse_settings(settings or ())
+    tables = {name: narrowed(TABLES[name], classes or (), changes) for name in names if name in TABLES}
+    for name, table in tables.items():
+        if not chosen(table):
+            listed = ", ".join(TABLES[name].data)
+            raise SettingError(f"the table {name} has no class {', '.join(table.classes)}; it has {listed}")
+    numbers = list(range(seeds or (5 if scale == "paper" else 2)))
+    figures = list(FIGURES) if EVERY_FIGURE in names else [name for name in names if name in FIGURES]
+    return _Asked(tables, figures, scale, numbers, results)

@@ -188,6 +188,8 @@ def check_recipe(recipe: Recipe, data: OneClass, references: int) -> None:
     height, width = data.train.shape[-2:]
     if height != width:
         raise SettingError(f"images of {width} x {height} pixels cannot be trained on; make them square (`resize`)")
+    if recipe.pretrained.name and recipe.patchwise:
+        check_cells(recipe.pretrained, recipe.grid, working_side(recipe, data))
     k = getattr(recipe.score.by, "k", 1)
     if k > references:
         raise SettingError(f"score.by.k is {k}, but there are only {references} training images; use a smaller k")

@@ -3,8 +3,6 @@
 `FIGURES` names them all. Colours are Okabe and Ito's; a band is mean ± sample deviation over seeds.
 """
 
-import os
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,19 +12,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from firm.report.sheets import save_figure
 from firm.research.anomalies import draw_gallery
+from firm.research.cell_text import CURVE, curve_of
 from firm.research.experiment import Record
 from firm.research.landscape import draw_landscape
 from firm.research.mechanism import COLOURS, LABELS, PROPERTIES, draw_mechanism
-from firm.research.pages import CURVE, SCALES, curve_of, published
+from firm.research.published import of_class
 from firm.research.tables import TABLES, Table, stored_runs
-from firm.runtime.files import write_atomically
-from firm.runtime.listener import SILENT, Listener
+from firm.runtime.listener import Listener
 
 PALETTE = (*COLOURS.values(), "#E69F00", "#56B4E9", "#000000", "#999999")
 SWEEPS = {"temperature": "temperature τ", "batch-size": "batch size"}
@@ -96,12 +93,17 @@ def _finish(figure: Figure, first: Axes, title: str, path: Path) -> None:
 def _by_set(table: Table, scale: str, seeds: list[int], folder: Path) -> dict[str, BySeed]:
     """For every data set and seed its classes, as far as each row that has run at all has run on them."""
     records, grouped = stored_runs(table, scale, seeds, folder), dict[str, BySeed]()
-    rows = [row for row in table.rows if any(of_class[row] for of_class in records.values())]
-    for (data, of_class), seed in product(records.items(), seeds):
-        runs = {row: run for row in rows for run in of_class[row] if run["experiment"]["seed"] == seed}
+    rows = [row for row in trained(table) if any(of_data.get(row) for of_data in records.values())]
+    for (data, of_data), seed in product(records.items(), seeds):
+        runs = {row: run for row in rows for run in of_data.get(row, []) if run["experiment"]["seed"] == seed}
         if rows and len(runs) == len(rows):
             grouped.setdefault(data.partition(":")[0], {}).setdefault(seed, []).append(runs)
     return grouped
+
+
+def trained(table: Table) -> list[str]:
+    """The rows that are no floors."""
+    return [name for name, row in table.rows.items() if not row.floor]
 
 
 def _means(by_seed: BySeed, value: Callable[[dict[str, Record]], Any]) -> Curves:
@@ -168,12 +170,12 @@ def draw_sweeps(out: Path, *, scale: str, seeds: list[int], folder: Path, listen
     if max(values, default=0) < 2:  # runs that other tables have made are no sweep
         return []
     for place, letter, (sweep, norm) in zip(axes, "abcd", product(SWEEPS, NORMS), strict=True):
-        table, ticks = TABLES[sweep], list(TABLES[sweep].rows)
+        table, ticks = TABLES[sweep], trained(TABLES[sweep])
         for by_seed in found[sweep]:
             at = [ticks.index(row) for row in next(iter(by_seed.values()))[0]]
             _band(place, at, _means(by_seed, partial(_finals, score=NORMS[norm])), COLOURS["firm"], "ours")
         if norm == "without norm":  # a point would flatten a curve of reduced scale
-            paper = np.mean([published(table, data)["firm"] for data in table.data])
+            paper = np.mean([of_class()["firm", data][0] for data in table.data])
             place.text(
                 0.97, 0.03, f"paper at {USED[sweep]}: {paper:.1f}", fontsize=8, ha="right", transform=place.transAxes
             )
@@ -230,26 +232,3 @@ FIGURES: dict[str, Picture] = {
         "photographs in FIRM_DATA, or drawn parts alone",
     ),
 }
-
-
-def figures_page(
-    page: Path, *, scale: str, seeds: list[int], folder: Path, command: str, listener: Listener = SILENT
-) -> None:
-    """Draw every figure into a folder beside the page, and write the page with the tables of figures in it."""
-    place = page.with_suffix("")
-    place.mkdir(parents=True, exist_ok=True)
-    origin = (
-        f"torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s)"
-    )
-    parts = ["# Figures", f"Written by `{command}` with seeds {', '.join(map(str, seeds))}; {origin}."]
-    for picture in FIGURES.values():
-        files = picture.draw(place, scale=scale, seeds=seeds, folder=folder, listener=listener)
-        parts += [f"## {picture.title}", picture.why]
-        if picture.needs.startswith("runs"):
-            parts.append(f"Drawn from {picture.needs}. {SCALES.get(scale, '')}" if files else f"Needs {picture.needs}.")
-        for file in files:
-            parts.append(f"![{picture.title}]({place.name}/{file.name})")
-            if file.suffix == ".md":
-                parts[-1] = file.read_text(encoding="utf-8").strip()
-                file.unlink()
-    write_atomically(page, ("\n\n".join(parts) + "\n").encode())

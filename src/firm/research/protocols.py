@@ -1,16 +1,15 @@
-"""How an experiment is conducted: on classes of a semantic set, on patches of parts, or on what a threshold guarantees.
+"""How an experiment on parts is conducted: on their patches, or on what a threshold guarantees.
 
 Each protocol goes through the steps of `detector.fit` and returns what it measured as plain JSON.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from firm.data.duplicates import group_by_part
@@ -24,88 +23,30 @@ from firm.detector.read import Options, read_good
 from firm.detector.remember import remember
 from firm.detector.tune import EXPOSURE, Tuned, choose, choose_features
 from firm.drawn.render import draw_dataset
-from firm.images.preprocess import Preprocessing, brightness, fingerprint, resize
-from firm.metrics.image import Interval, auroc, auroc_interval, rate_of
+from firm.images.preprocess import brightness, fingerprint, resize
+from firm.metrics.image import auroc, rate_of
 from firm.metrics.pixel import pixel_auroc
 from firm.networks.backbone import Backbone
-from firm.networks.heads import Network
-from firm.networks.resnet import ResNet
 from firm.outliers.registry import KINDS, LOCAL, make_outliers, scene_of, stream_name
 from firm.recipes.recipe import Recipe, change, to_json
 from firm.research.experiment import Experiment
+from firm.research.probes import Measured, left_by, probing, rounded
 from firm.runtime.listener import Listener
 from firm.runtime.platform import peak_megabytes, reset_peak
 from firm.runtime.random import stream
-from firm.scoring.image_scores import SCORINGS, Scoring, fit_scorings, reference_features, score_images, with_k
 from firm.training.batches import steps_per_epoch
-from firm.training.loop import Progress
 from firm.training.runs import Run
 from firm.types import OneClass
 
 Images = UInt8[Tensor, "_ c h w"]
-Scorings = Mapping[str, Scoring]
-Measured = dict[str, Any]
 Protocol = Callable[[Experiment, OneClass, Options, Listener], Measured]
 
-PROBES = {"s_con k=1": SCORINGS["s_con"], "s_con k=5": with_k(SCORINGS["s_con"], 5)}
-FINAL: dict[str, Scoring] = {
-    f"{name} k={k}": with_k(SCORINGS[name], k)
-    for name in ("s_con", "s_con*", "s_shift", "s_shift*", "s_ens", "s_ens*")
-    for k in (1, 5)
-} | {name: SCORINGS[name] for name in ("s_proto", "kde")}
 KEPT_BACK, MIN_PARTS = 0.1, 40  # part of the good images that synthetic defects are measured on, and parts of them
 JUDGED = 0.2  # part of the good images that a guarantee is measured on
 DRAWN = 400  # good parts of a drawn product that a guarantee is measured on: few say little of a rate
 DONORS = 60  # good images that lend their pixels to synthetic defects
 COMMON_SEED = 0  # of what all rows and seeds share: the tuned settings, the images kept back and their defects
 TUNED = ("conditioning", "tiling", "memory", "views", "size", "pretrained", "automatic")  # settings that tuning reads
-
-
-def semantic(experiment: Experiment, data: OneClass, options: Options, listener: Listener) -> Measured:
-    """Train on one class with probes, then measure every score of the paper."""
-    prepared = prepare(experiment.recipe, data, torch.arange(len(data.train)), seed=options.seed)
-    subset = balanced_subset(data.anomalous, experiment.test_images)
-
-    def measure(run: Run, scorings: Scorings = PROBES) -> Measured:
-        network = prepared.trained(run)
-        assert isinstance(network, Network)  # whole images are not described by a backbone
-        test, anomalous, preprocessing = data.test[subset], data.anomalous[subset], prepared.task.preprocessing
-        measured = evaluate_scorings(network.encoder, preprocessing, data.train, test, anomalous, scorings)
-        return {name: _rounded(asdict(value)) for name, value in measured.items()}
-
-    run = train(prepared, options, listener=listener, callbacks=[_probing(experiment, measure)])
-    final = measure(run, FINAL)
-    training = _training(run, data)
-    last = {"step": run.steps, **{name: final[name] for name in PROBES}}
-    training["probes"].append(last | _properties(run, run.steps))
-    return {
-        "summary": f"s_con k=1 {100 * final['s_con k=1']['value']:.1f}",
-        "recipe": to_json(experiment.recipe),
-        **training,
-        "test_images": len(subset),
-        "final": final,
-    }
-
-
-def evaluate_scorings(
-    encoder: ResNet, how: Preprocessing, good: Images, test: Images, anomalous: Bool[Tensor, " m"], scorings: Scorings
-) -> dict[str, Interval]:
-    """AUROC of every scoring from one embedding of the good images and one of each view of the test images."""
-    turns = max(scoring.turns for scoring in scorings.values())
-    fitted = fit_scorings(scorings, reference_features(encoder, how, good, turns))
-    scores = score_images(encoder, how, test, fitted)
-    return {name: auroc_interval(values, anomalous) for name, values in scores.items()}
-
-
-def balanced_subset(anomalous: Bool[Tensor, " m"], images: int, *, seed: int = 0) -> Int[Tensor, " k"]:
-    """Indices of a reduced test set, half normal and half anomalous where there are enough; 0 is all of it."""
-    if not images or images >= len(anomalous):
-        return torch.arange(len(anomalous))
-    rng = stream(seed, "test subset")
-    normal, wrong = ((anomalous == label).nonzero().squeeze(1) for label in (False, True))
-    take = min(images // 2, len(normal))
-    chosen = [side[torch.randperm(len(side), generator=rng)] for side in (normal, wrong)]
-    return torch.cat([chosen[0][:take], chosen[1][: images - take]]).sort().values
 
 
 def patches(experiment: Experiment, data: OneClass, options: Options, listener: Listener) -> Measured:
@@ -131,7 +72,7 @@ def patches(experiment: Experiment, data: OneClass, options: Options, listener: 
     def probe(run: Run) -> Measured:
         return _probe(detector(run, recipe), data) | {"seconds": round(run.seconds, 1)}
 
-    run = train(prepared, options, listener=listener, callbacks=[_probing(experiment, probe)])
+    run = train(prepared, options, listener=listener, callbacks=[probing(experiment, probe)])
     recipe = choose_features(prepared, prepared.trained(run), seed=seed, listener=listener)
     ways = experiment.variants.items()
     final = {way: _evaluate(partial(detector, run, change(recipe, changes)), data, kept) for way, changes in ways}
@@ -139,7 +80,7 @@ def patches(experiment: Experiment, data: OneClass, options: Options, listener: 
     return {
         "summary": ", ".join(values),
         "recipe": to_json(recipe),
-        **_training(run, data),
+        **left_by(run, data),
         "final": final,
         "prepare_seconds": round(prepare_seconds, 1),
         "training_seconds": round(run.seconds, 1),
@@ -177,39 +118,6 @@ def guarantees(experiment: Experiment, data: OneClass, options: Options, listene
     }
 
 
-def _probing(experiment: Experiment, probe: Callable[[Run], Measured]) -> Callable[[Progress, Run], None]:
-    """Measures at evenly spaced steps before the last; the history keeps it, so a resumed run has every probe."""
-
-    def on_progress(progress: Progress, run: Run) -> None:
-        if progress.step in {progress.steps * part // experiment.probes for part in range(1, experiment.probes)}:
-            run.history.write({"step": progress.step, "probe": probe(run)})
-
-    return on_progress
-
-
-def _training(run: Run, data: OneClass) -> Measured:
-    """What a training leaves beside its network."""
-    logged = [line for line in run.history.lines if "loss" in line]
-    return {
-        "steps": run.steps,
-        "good_images": len(data.train),
-        "test_images": len(data.test),
-        "probes": [
-            {"step": line["step"], **line["probe"], **_properties(run, line["step"])}
-            for line in run.history.lines
-            if "probe" in line
-        ],
-        "diagnostics": logged[-1] if logged else None,
-    }
-
-
-def _properties(run: Run, step: int) -> Measured:
-    """The three properties in the last batch that was logged by then."""
-    lines = [line for line in run.history.lines if "compactness" in line and line["step"] <= step]
-    names = ("compactness", "margin", "outlier_spread")
-    return {"properties": {name: _rounded(lines[-1][name]) for name in names}} if lines else {}
-
-
 _tunings: dict[tuple[str, Recipe], tuple[Tuned, float]] = {}  # with the CPU seconds each took
 
 
@@ -244,7 +152,7 @@ def _probe(detector: Detector, data: OneClass) -> Measured:
     if data.truth is not None and located.maps.numel() and bool(data.truth.masks.any()):
         known = data.truth.known
         values["pixel_auroc"] = pixel_auroc(located.maps[known], data.truth.masks[known])
-    return dict(_rounded(values))
+    return dict(rounded(values))
 
 
 def _evaluate(remembered: Callable[[], Detector], data: OneClass, kept: Images) -> Measured:
@@ -257,7 +165,7 @@ def _evaluate(remembered: Callable[[], Detector], data: OneClass, kept: Images) 
     measured: Measured = asdict(evaluate(detector, Labelled(located, data.test, data.anomalous, data.truth)))
     if len(kept):
         measured["synthetic"] = _synthetic(detector, kept, data.train)
-    return dict(_rounded(measured)) | {
+    return dict(rounded(measured)) | {
         "remember_seconds": round(times[1] - times[0], 1),
         "images_per_second": round(len(data.test) / (times[2] - times[1]), 2),
     }
@@ -302,12 +210,3 @@ def _drift(detector: Detector, images: Images, scores: Float[Tensor, " n"], part
     moved = drift(one_of_each(scores, parts), good, parts=known, images=count)
     shift = light_drift(one_of_each(light, parts), usual, parts=known, images=count)
     return {"scores": moved.direction, "illumination": shift.direction, "by": round(shift.change, 4)}
-
-
-def _rounded(value: Any) -> Any:
-    """Five digits of every number in nested JSON."""
-    if isinstance(value, dict):
-        return {name: _rounded(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(inner) for inner in value]
-    return round(value, 5) if isinstance(value, float) else value

@@ -1,7 +1,8 @@
 """Plan -> missing runs -> records: resumable, shared by several processes, one JSON file per run.
 
-A record holds what was asked (`experiment`), what came out, and where it comes from: digests of the images, the
-exposure pool and the modules that decide a number, versions and machine. The process that makes a run locks it.
+A file is named by what was asked (`experiment`). Its record holds what came out and all else that decides it: digests
+of the images, the exposure pool and the code, versions and machine; where one of the digests is no longer today's, the
+run is outdated. The process that makes a run locks it.
 """
 
 import ast
@@ -20,25 +21,33 @@ import numpy as np
 import torch
 
 import firm
-from firm.data.registry import data_root, load
+from firm.data.registry import DATASETS, data_root, data_roots, folder_named, load, training_files
 from firm.detector.read import Options
 from firm.errors import DataError, ImageError, ModelFileError
 from firm.images.preprocess import fingerprint
+from firm.networks.weights import FACTS, installed
 from firm.outliers.whole_images import Exposure, open_pool
 from firm.research.experiment import Experiment, Record, read_record, record_path
 from firm.research.few import few
-from firm.research.protocols import Protocol, guarantees, patches, semantic
+from firm.research.protocols import Protocol, guarantees, patches
+from firm.research.semantic import semantic
 from firm.runtime.files import folder_lock, write_atomically
 from firm.runtime.listener import SILENT, Listener
+from firm.types import OneClass
 
 Plan = Sequence[Experiment]
 PROTOCOLS: dict[str, Protocol] = {"semantic": semantic, "patches": patches, "guarantees": guarantees, "few": few}
 MISSING = (DataError, ImageError, ModelFileError)  # without which one run cannot be made, but others can
 DECIDING = (
     "types.py", "runtime/random.py", "runtime/feature_cache.py", "images", "drawn", "data", "outliers", "views",
-    "networks", "training", "scoring", "metrics", "decision", "recipes", "detector", "research/protocols.py",
-    "research/few.py",
+    "networks", "training", "scoring", "metrics", "decision", "recipes", "detector",
 )  # fmt: skip
+OF_PROTOCOL = {  # what decides only the runs of one protocol
+    "semantic": ("research/probes.py", "research/semantic.py"),
+    "patches": ("research/probes.py", "research/protocols.py"),
+    "guarantees": ("research/probes.py", "research/protocols.py"),
+    "few": ("research/few.py",),
+}
 
 
 def run_missing(
@@ -46,7 +55,7 @@ def run_missing(
 ) -> Iterator[str]:
     """Make every run that has no record and that no other process is making; yields a line about each.
 
-    A run whose data or weights are missing is skipped. With `outdated`, runs made by other code are made again.
+    A run whose data or weights are missing is skipped. With `outdated`, runs of other code or images are made again.
     """
     for number, experiment in enumerate(plan, 1):
         if _recorded(folder, experiment, outdated):
@@ -68,22 +77,71 @@ def run_missing(
         yield f"{name}: {record['summary']}, {record['seconds']:.0f} s"
 
 
+def is_outdated(record: Record) -> bool:
+    """Whether other code than today's made the run."""
+    return record["code"] != code_digest(record["experiment"]["protocol"])
+
+
+def missing(experiment: Experiment) -> str:
+    """What a run lacks, by name: its data, exposure pool or weights; empty if nothing. No image is decoded."""
+    outliers, weights = experiment.recipe.outliers, experiment.recipe.pretrained.name
+    if not _is_there(experiment.data, tuple(data_roots())):
+        return experiment.data
+    if isinstance(outliers, Exposure):
+        try:
+            open_pool(outliers.path, data_root(holding="exposure"))
+        except DataError:
+            return outliers.path or "an exposure pool"
+    return weights if weights in FACTS and FACTS[weights].package and not installed(weights) else ""
+
+
+@cache
+def _is_there(name: str, roots: tuple[Path, ...]) -> bool:
+    """Whether the files of a data set are in one of the folders; drawn parts need none."""
+    facts = DATASETS.get(name.partition(":")[0])
+    if facts is None:
+        return folder_named(name) is not None
+    if not facts.listing:
+        folders = (name.partition(":")[0], *facts.folders)
+        return facts.side > 0 or any((root / folder).exists() for root in roots for folder in folders)
+    try:
+        return bool(training_files(name))
+    except DataError:
+        return False
+
+
 def _recorded(folder: Path, experiment: Experiment, outdated: bool) -> bool:
     record = read_record(folder, experiment)
-    return record is not None and not (outdated and record["code"] != code_digest())
+    if record is None or not outdated:
+        return record is not None
+    if is_outdated(record):
+        return False
+    try:
+        images, pool = _digests(_load(experiment)), _pool(experiment.recipe.outliers)
+    except MISSING:
+        return True  # nothing to compare it with, or to repeat it on
+    return (images, pool) == (record["data"], record.get("pool", {}))
+
+
+def _load(experiment: Experiment) -> OneClass:
+    return load(experiment.data, side=experiment.side or None)
+
+
+def _digests(data: OneClass) -> dict[str, str]:
+    return {"train": fingerprint(data.train), "test": fingerprint(data.test)}
 
 
 def _run(experiment: Experiment, options: Options, listener: Listener) -> Record:
     begun, started = options.folder is not None and options.folder.exists(), time.process_time()
-    data = load(experiment.data, side=experiment.side or None)
+    data = _load(experiment)
     pool = _pool(experiment.recipe.outliers)
     measured = PROTOCOLS[experiment.protocol](experiment, data, options, listener)
     return {
         "key": experiment.key,
         "experiment": experiment.content,
-        "data": {"train": fingerprint(data.train), "test": fingerprint(data.test)},
+        "data": _digests(data),
         **({"pool": pool} if pool else {}),
-        "code": code_digest(),
+        "code": code_digest(experiment.protocol),
         "origin": {  # the versions and the machine a number comes from
             "firm": firm.__version__,
             "torch": torch.__version__,
@@ -110,10 +168,10 @@ def _pool(outliers: object) -> dict[str, Any]:
 
 
 @cache
-def code_digest() -> str:
-    """Names the modules and tables that decide a number by what they say, however it is written."""
+def code_digest(protocol: str) -> str:
+    """Names the modules and tables that decide a number of this protocol by what they say, however it is written."""
     package, digest = Path(firm.__file__).parent, hashlib.sha256()
-    for place in DECIDING:
+    for place in (*DECIDING, *OF_PROTOCOL[protocol]):
         folder = sorted(path for path in (package / place).glob("*") if path.suffix in (".py", ".json"))
         for path in folder or [package / place]:
             text = path.read_text(encoding="utf-8")

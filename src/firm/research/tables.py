@@ -1,15 +1,17 @@
 """Tables as values: rows of recipes x data sets x seeds, at a stated scale. tables.json holds what is in each."""
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from firm.data.registry import DATASETS
 from firm.errors import SettingError
 from firm.recipes.presets import FAST, PAPER, PRESETS
-from firm.recipes.recipe import change
+from firm.recipes.recipe import Recipe, change
 from firm.research.experiment import PLAIN, Changes, Experiment, Record, read_record
 
 SCALES = ("smoke", "short", "paper")
@@ -27,10 +29,13 @@ class Row:
     preset: str = ""  # instead of the table's
     variants: dict[str, Changes] = field(default_factory=lambda: dict(PLAIN))  # ways of scoring -> settings
     without: dict[str, list[str]] = field(default_factory=dict)  # data set -> variants left out there
+    only: list[str] = field(default_factory=list)  # data sets it is measured on; empty: all of the table
     longer: int = 1  # times the usual steps of a scale
     steps: int = 0  # instead of the scale's, and with as many probes
     probes: int = 1
     keep_back: bool = False
+    floor: bool = False  # nothing is trained: what a result has to exceed
+    once: bool = False  # chance decides nothing, so one seed is enough
     why: str = ""  # for readers of the file
 
 
@@ -46,8 +51,10 @@ class Table:
     changes: Changes = field(default_factory=dict)  # in the preset, for all rows
     full: bool = False  # minutes as it is: only a smoke test is shorter
     reduced: Changes = field(default_factory=dict)  # below the paper's scale
-    at_paper_scale: str = "Our recipe at its full length, not the paper's protocol."
-    published: str = "mvtec"  # the part of published.json that stands beside it
+    differences: list[str] | None = None  # from the paper's protocol at its scale; None: not its protocol at all
+    published: dict[str, dict[str, Any]] = field(default_factory=dict)  # printed tables beside it -> how they are read
+    settings: Changes = field(default_factory=dict)  # yours, on top of everything
+    classes: list[str] = field(default_factory=list)  # yours: the only ones that are run; empty: all
     why: str = ""  # for readers of the file
 
 
@@ -59,17 +66,29 @@ def stored(name: str) -> dict[str, Any]:
 
 def _tables() -> dict[str, Table]:
     content = stored("tables")
-    tables = _extended(content["tables"], content["shared"])
-    rows = {name: {row: Row(**fields) for row, fields in table.pop("rows").items()} for name, table in tables.items()}
-    return {name: Table(rows=rows[name], **fields) for name, fields in tables.items()}
+    tables = extended(content["tables"], content["shared"])
+    for table in tables.values():
+        table["rows"] = {row: Row(**fields) for row, fields in table["rows"].items()}
+        table["data"] = expanded(table["data"])
+    return {name: Table(**fields) for name, fields in tables.items()}
 
 
-def _extended(value: Any, shared: dict[str, Any]) -> Any:
+def expanded(names: Iterable[str]) -> list[str]:
+    """Data sets by name; `cifar10:*` is every class of a set."""
+    sets = [(name, *name.partition(":")[::2]) for name in names]
+    return [
+        f"{family}:{each}" if chosen == "*" else name
+        for name, family, chosen in sets
+        for each in (DATASETS[family].classes if chosen == "*" else [chosen])
+    ]
+
+
+def extended(value: Any, shared: dict[str, Any]) -> Any:
     """The value with every mapping that names a `base` put on top of the shared mapping of that name."""
     if not isinstance(value, dict):
         return value
-    own = {key: _extended(inner, shared) for key, inner in value.items() if key != "base"}
-    return _extended(shared[value["base"]], shared) | own if "base" in value else own
+    own = {key: extended(inner, shared) for key, inner in value.items() if key != "base"}
+    return extended(shared[value["base"]], shared) | own if "base" in value else own
 
 
 TABLES = _tables()
@@ -77,7 +96,34 @@ TABLES = _tables()
 
 def plan(table: Table, scale: str, seeds: list[int]) -> list[Experiment]:
     """The experiments of a table, seed by seed, so that an interrupted plan still compares like with like."""
-    return [experiment(table, data, row, scale, seed) for seed in seeds for data in table.data for row in table.rows]
+    return [
+        experiment(table, data, row, scale, seed)
+        for seed in seeds
+        for data in chosen(table)
+        for row in rows_on(table, data)
+        if seed in seeds_of(table.rows[row], seeds)
+    ]
+
+
+def rows_on(table: Table, data: str) -> list[str]:
+    """The rows that are measured on a data set."""
+    return [name for name, row in table.rows.items() if not row.only or data.partition(":")[0] in row.only]
+
+
+def seeds_of(row: Row, seeds: list[int]) -> list[int]:
+    """The seeds that a row is run with."""
+    return seeds[:1] if row.once else seeds
+
+
+def narrowed(table: Table, classes: Sequence[str], settings: Mapping[str, object]) -> Table:
+    """The table on some of its classes, and with your settings on top of every training."""
+    return replace(table, classes=list(classes), settings=dict(settings))
+
+
+def chosen(table: Table) -> list[str]:
+    """The data sets that are run; a class goes by `cifar10:bird` or `bird`."""
+    wanted = set(table.classes)
+    return [data for data in table.data if not wanted or {data, data.partition(":")[2]} & wanted]
 
 
 def experiment(table: Table, data: str, name: str, scale: str, seed: int) -> Experiment:
@@ -88,8 +134,9 @@ def experiment(table: Table, data: str, name: str, scale: str, seed: int) -> Exp
     changes, steps, probes, paper = row.changes | row.on.get(data, {}), 0, 1, scale == "paper"
     if table.protocol == "semantic":
         epochs = {} if paper else {"training.epochs": EPOCHS[scale].get(data.partition(":")[0], 1)}
-        recipe, images = change(PAPER if paper else FAST, epochs | changes), TEST_IMAGES[scale]
-        return made(recipe=recipe, probes=200 if paper else 10, test_images=images)
+        recipe = _with_settings(change(PAPER if paper else FAST, epochs | changes), table, data)
+        probes = 1 if row.floor else 200 if paper else 10
+        return made(recipe=recipe, probes=probes, test_images=TEST_IMAGES[scale])
     recipe = change(change(PRESETS[row.preset or table.preset], table.changes), changes)
     if table.full:
         recipe = change(recipe, {"training.epochs": 1}) if scale == "smoke" and recipe.training.epochs else recipe
@@ -100,16 +147,35 @@ def experiment(table: Table, data: str, name: str, scale: str, seed: int) -> Exp
     else:
         recipe = change(recipe, table.reduced)
         steps = STEPS[scale] * row.longer if recipe.training.epochs else 0
-    side = 128 if data.startswith("drawn:") else 256
+    recipe, side = _with_settings(recipe, table, data), 128 if data.startswith("drawn:") else 256
+    steps = 0 if "training.epochs" in table.settings else steps
     variants = {way: how for way, how in row.variants.items() if way not in row.without.get(data, ())}
     return made(recipe=recipe, probes=probes, steps=steps, side=side, variants=variants, keep_back=row.keep_back)
+
+
+def _with_settings(recipe: Recipe, table: Table, data: str) -> Recipe:
+    """The recipe with the table's settings, `{class}` being that of the data; what trains nothing goes on doing so."""
+    name = data.partition(":")[2] or data
+    settings = {path: v.replace("{class}", name) if isinstance(v, str) else v for path, v in table.settings.items()}
+    if not recipe.training.epochs:
+        settings.pop("training.epochs", None)
+    return change(recipe, settings)
 
 
 def stored_runs(table: Table, scale: str, seeds: list[int], folder: Path) -> dict[str, dict[str, list[Record]]]:
     """The records of a table, by data set and row, one for each seed that has run."""
 
     def runs(data: str, row: str) -> list[Record]:
-        records = [read_record(folder, experiment(table, data, row, scale, seed)) for seed in seeds]
+        asked = (experiment(table, data, row, scale, seed) for seed in seeds_of(table.rows[row], seeds))
+        records = [read_record(folder, one) for one in asked]
         return [record for record in records if record is not None]
 
-    return {data: {row: runs(data, row) for row in table.rows} for data in table.data}
+    return {data: {row: runs(data, row) for row in rows_on(table, data)} for data in table.data}
+
+
+def with_runs(table: Table, scale: str, seeds: list[int], folder: Path) -> Table | None:
+    """The trained rows of a table on the data sets that have runs of them; None if none has."""
+    rows = {name: row for name, row in table.rows.items() if not row.floor}
+    trained = stored_runs(replace(table, rows=rows, data=chosen(table)), scale, seeds, folder)
+    data = [name for name, runs in trained.items() if any(runs.values())]
+    return replace(table, rows=rows, data=data) if data else None
