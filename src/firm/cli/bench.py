@@ -138,7 +138,8 @@ def run(
     with reporting() as listener:
         for line in run_missing([*runs.values()], results, work, device=device, listener=listener, outdated=outdated):
             say(line)
-    report(names, scale, seeds, classes, settings, results, out or (Path("figures") if asked.figures else None))
+    out = out or (Path("figures") if asked.figures else None)
+    report(names, scale, seeds, classes, settings, results, out, threads)
 
 
 @bench.command()
@@ -150,11 +151,13 @@ def report(
     settings: Settings = None,
     results: Results = RUNS,
     out: Out = None,
+    threads: Threads = 1,
 ) -> None:
     """Write the page of tables and figures from the runs there are: published numbers, ours, differences."""
     from firm.research.blocks import FORMATS, markdown
     from firm.runtime.files import write_atomically
 
+    use_device("cpu", threads)
     asked = _asked(names, scale, seeds, results, classes, settings)
     options = [("--scale", scale), ("--seeds", len(asked.seeds))]
     options += [("--class", name) for name in classes or ()] + [("--set", setting) for setting in settings or ()]
