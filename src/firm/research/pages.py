@@ -8,6 +8,7 @@ from typing import Any
 
 from firm.metrics.image import aulc, mean_std
 from firm.research.experiment import Record
+from firm.research.frozen_page import frozen_section
 from firm.research.runner import code_digest
 from firm.research.tables import TABLES, Table, stored, stored_runs
 
@@ -306,7 +307,13 @@ def _few_cells(runs: Runs, size: str, way: str) -> list[str]:
     return [str(len(found)), *cells, *stated, _spread([judged["auroc"] for judged in found])]
 
 
-SECTIONS = {"semantic": _semantic, "patches": _patches, "guarantees": _guarantees, "few": _few}
+SECTIONS = {
+    "semantic": _semantic,
+    "patches": _patches,
+    "guarantees": _guarantees,
+    "few": _few,
+    "frozen": frozen_section,
+}
 
 
 def published(table: Table, data: str) -> dict[str, Any]:

@@ -90,6 +90,8 @@ def experiment(table: Table, data: str, name: str, scale: str, seed: int) -> Exp
         epochs = {} if paper else {"training.epochs": EPOCHS[scale].get(data.partition(":")[0], 1)}
         recipe, images = change(PAPER if paper else FAST, epochs | changes), TEST_IMAGES[scale]
         return made(recipe=recipe, probes=200 if paper else 10, test_images=images)
+    if table.protocol == "frozen":  # at full length, with all images
+        made = partial(made, test_images=TEST_IMAGES["smoke"] if scale == "smoke" else 0)
     recipe = change(change(PRESETS[row.preset or table.preset], table.changes), changes)
     if table.full:
         recipe = change(recipe, {"training.epochs": 1}) if scale == "smoke" and recipe.training.epochs else recipe
