@@ -45,7 +45,7 @@ PLAIN: dict[str, Scoring] = {
     "s_proto": SCORINGS["s_proto"],
 }
 ENSEMBLE = {"s_ens": SCORINGS["s_ens"]}
-ENSEMBLE_IMAGES = 2000  # of the test: each is embedded 40 times
+ENSEMBLE_IMAGES = 1000  # of the test: each is embedded 40 times
 TIMED = 256  # images that are embedded to measure how long one takes
 
 
@@ -76,7 +76,7 @@ def frozen(experiment: Experiment, data: OneClass, options: Options, listener: L
         network, task = prepared.trained(run), prepared.task
         assert isinstance(network, Adapted)
         assert isinstance(task, FeatureTask)
-        kinds = ("projection", "encoder") if recipe.training.epochs else (recipe.features,)
+        kinds = dict.fromkeys([recipe.features, *(("encoder", "projection") if recipe.pretrained.head else ())])
         began = time.process_time()
         final = {kind: _measure(_network(network, recipe, kind), tested, data) for kind in kinds}
         held_out = _held_out(prepared, network, seed) if recipe.training.epochs else {}
@@ -116,12 +116,15 @@ def _tested(prepared: Prepared, data: OneClass, folder: Path | None) -> Tested:
     """Embed the test images in all views, and the good ones turned; each once for all rows and seeds."""
     subset = torch.randperm(len(data.test), generator=stream(0, "ensemble"))[:ENSEMBLE_IMAGES].sort().values
     own = re.sub(r"[^\w.]+", "-", data.name)
-    references = _views(prepared, data.train, TURNS, folder, f"turned-{own}")
+    task, pixels = prepared.task, prepared.recipe.features == PIXELS
+    assert isinstance(task, FeatureTask)
+    turned = _views(prepared, data.train, TURNS[not pixels :], folder, f"turned-{own}")
+    references = [*([] if pixels else [task.clean]), *turned.values()]
     whole = _views(prepared, data.test, TURNS, folder, "test")
     crops = {}
-    if prepared.recipe.features != PIXELS:
+    if not pixels:
         crops = _views(prepared, data.test[subset], _all_views(ENSEMBLE), folder, "crops")
-    return Tested(list(references.values()), whole, crops, subset)
+    return Tested(references, whole, crops, subset)
 
 
 def _all_views(scorings: Mapping[str, Scoring]) -> list[TestView]:
