@@ -14,7 +14,6 @@ from firm.outliers.registry import (
     LOCAL,
     OUTLIERS,
     CutPaste,
-    Exposure,
     Mixture,
     Nsa,
     PerlinBlend,
@@ -35,7 +34,7 @@ def sources(tmp_path_factory):
     pool = tmp_path_factory.mktemp("pool") / "pool.npy"
     np.save(pool, np.random.default_rng(0).integers(0, 256, (30, 8, 8, 3), dtype=np.uint8))
     return {
-        name: dataclasses.replace(source, path=str(pool)) if isinstance(source, Exposure) else source
+        name: dataclasses.replace(source, path=str(pool)) if hasattr(source, "path") else source
         for name, source in OUTLIERS.items()
     }
 

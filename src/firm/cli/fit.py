@@ -115,7 +115,7 @@ def _recipe(data: str, preset: str | None, encoder: str | None, settings: list[s
             if path == "encoder" or (path.startswith("encoder.") and not path.startswith("encoder.head")):
                 how = "fit with --preset inspect and without --encoder"
                 raise SettingError(f"{path} is of an encoder trained from scratch, and {encoder} is none; {how}")
-        preset = preset or ("wavelets" if encoder == WAVELETS else "adapted")
+        preset = preset or (("wavelets" if encoder == WAVELETS else "adapted") if shows_parts(data) else "semantic")
         settings = [f"pretrained.name={encoder}", *(settings or [])]  # one that is set by path wins
     return recipe_of(preset or "fast", settings)
 

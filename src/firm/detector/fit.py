@@ -121,9 +121,9 @@ def learn(
 
 
 def audit(good: Good, listener: Listener = SILENT) -> tuple[Good, list[dict[str, Any]]]:
-    """Leave out images that do not belong, unless they are to be kept, and list them; needs a frozen backbone."""
+    """Leave out images that do not belong, unless they are to be kept, and list them; needs frozen patch features."""
     data, options = good.data, good.options
-    if good.backbone is None:
+    if good.backbone is None or not good.recipe.patchwise:
         return good, []
     check_recipe(good.recipe, data, len(data.train))
     parts = good.parts

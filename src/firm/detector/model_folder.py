@@ -16,7 +16,7 @@ from firm.detector.remember import Examples, Fitted
 from firm.errors import ModelFileError, SettingError, named
 from firm.images.decode import SUFFIXES
 from firm.images.preprocess import Preprocessing
-from firm.networks.adaptor import Adapted, Adaptor
+from firm.networks.adaptor import Adapted, Adaptor, image_network
 from firm.networks.heads import Network, arranged
 from firm.networks.weights import rebuild
 from firm.recipes.recipe import Recipe, from_json
@@ -103,9 +103,9 @@ def _model(
 ) -> ImageModel | PatchModel:
     network = _network(recipe, origin, under("network.", tensors))
     if not recipe.patchwise:
-        assert isinstance(network, Network)
         references = [tensors[f"references_{turn}"] for turn in range(recipe.score.turns)]
-        return ImageModel(network, preprocessing, recipe.conditioning, recipe.score, references)
+        whole = image_network(network, recipe.pretrained, recipe.features)
+        return ImageModel(whole, preprocessing, recipe.conditioning, recipe.score, references)
     extractor = extractor_of(
         network, preprocessing, recipe.grid, recipe.features, recipe.pretrained, grey=origin["grey"]
     )

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from firm.data.folder import SIDE
 from firm.data.splits import split_by_part
+from firm.detector.embed_images import embed_images
 from firm.errors import MachineError, SettingError
 from firm.images.alignment import Conditioned, Conditioning
 from firm.images.ignore_mask import check_ignored, scaled
@@ -20,7 +21,7 @@ from firm.images.preprocess import Preprocessing, fingerprint, inlier_statistics
 from firm.networks.adaptor import Adapted
 from firm.networks.backbone import Backbone
 from firm.networks.heads import Network
-from firm.networks.weights import FACTS, load_backbone
+from firm.networks.weights import FACTS, STAGES, load_backbone
 from firm.outliers.registry import make_outliers
 from firm.recipes.recipe import Recipe, digest, to_json
 from firm.runtime.feature_cache import stored
@@ -36,10 +37,13 @@ from firm.scoring.patch_features import (
     kinds_of,
 )
 from firm.training.batches import ImageTask
+from firm.training.feature_batches import FeatureTask
 from firm.training.patch_batches import CellSampler, PatchSet, PatchTask, ValidationImages
 from firm.training.runs import Run
 from firm.types import INLIER, OneClass, Scene, Statistics
 from firm.views.registry import PatchPairs
+
+Task = ImageTask | PatchTask | FeatureTask
 
 HALF = Statistics((0.5,) * 3, (0.5,) * 3)
 MEMORY = 6.0  # default memory budget of a fit, GB
@@ -61,7 +65,7 @@ class Prepared:
     parts: Int[Tensor, " n"]  # which part each image shows
     aligned: Conditioned | None  # None: whole images without alignment
     typical: UInt8[Tensor, "c s s"] | None  # the median aligned image, to fill ignored pixels
-    task: ImageTask | PatchTask
+    task: Task
     cells: Float[Tensor, "n r c d"] | None = None  # backbone features of the images
 
     def run(
@@ -86,19 +90,19 @@ class Prepared:
 
     def subset(self, known: Int[Tensor, " k"]) -> Self:
         """Some of the images, for a model that must not see the others; nothing is aligned or embedded again."""
-        assert isinstance(self.task, PatchTask)
-        assert self.aligned is not None
-        assert self.cells is not None
+        assert not isinstance(self.task, ImageTask)
         data = replace(self.data, train=self.data.train[known], files=())
-        aligned, task = self.aligned[known], self.task.subset(known)
-        return replace(self, data=data, parts=self.parts[known], aligned=aligned, task=task, cells=self.cells[known])
+        aligned = None if self.aligned is None else self.aligned[known]
+        cells = None if self.cells is None else self.cells[known]
+        task = self.task.subset(known)
+        return replace(self, data=data, parts=self.parts[known], aligned=aligned, task=task, cells=cells)
 
     def trained(self, run: Run) -> Network | Adapted:
         """The network of a run of this training, with its backbone if it has one."""
         return self.task.complete(run.state.network)
 
 
-def training_digest(recipe: Recipe, task: ImageTask | PatchTask) -> str:
+def training_digest(recipe: Recipe, task: Task) -> str:
     """A digest of everything that determines a training: recipe, seed, images and preprocessing."""
     preprocessing = asdict(task.preprocessing)
     del preprocessing["depth"]  # already in the fingerprint of the pixels
@@ -125,19 +129,22 @@ def prepare(
     aligned = None if aligned is None else aligned.completed(typical)
     images = data.train if aligned is None else aligned.images
     preprocessing = Preprocessing(
-        side, recipe.zoom, _statistics(recipe, data, images), side=data.train.shape[-1], depth=data.depth
+        side, recipe.zoom, _statistics(recipe, data, images, backbone), side=data.train.shape[-1], depth=data.depth
     )
+    cells = None
     if backbone is None:
-        task: ImageTask | PatchTask = _image_task(recipe, data, aligned, preprocessing, seed=seed)
-        cells = None
+        task: Task = _image_task(recipe, data, aligned, preprocessing, seed=seed)
+    elif not recipe.patchwise:
+        whole = (recipe, images, parts, backbone, preprocessing)
+        task = embed_images(*whole, seed=seed, folder=folder, listener=listener)
     else:
         assert aligned is not None
         assert isinstance(recipe.views, PatchPairs)
         check_cells(recipe.pretrained, recipe.grid, side)
         validation = _validation_images(recipe, parts, seed=seed)
         embedder = Embedder(recipe, recipe.views, backbone, aligned, preprocessing, seed, validation)
-        task = _patch_task(embedder, folder=folder, listener=listener)
-        cells = task.good.features
+        patches = _patch_task(embedder, folder=folder, listener=listener)
+        task, cells = patches, patches.good.features
     return Prepared(recipe, data, parts, aligned, typical, task, cells)
 
 
@@ -145,8 +152,10 @@ def frozen_backbone(recipe: Recipe, device: torch.device | str = "cpu") -> Backb
     """Load the pretrained network that the recipe names, once for all steps; None if it names none."""
     if not recipe.pretrained.name:
         return None
-    if not recipe.patchwise or not isinstance(recipe.views, PatchPairs):
-        raise SettingError("pretrained features describe patches; start from the preset adapted")
+    if recipe.patchwise != isinstance(recipe.views, PatchPairs):
+        raise SettingError("frozen features need a grid of patches and views of patches (preset adapted), or neither")
+    if not recipe.patchwise:
+        return load_backbone(recipe.pretrained.name, deepest=max(recipe.pretrained.stages or (STAGES,))).to(device)
     known = FACTS[recipe.pretrained.name].stages if recipe.pretrained.name in FACTS else (3, 4)
     return load_backbone(recipe.pretrained.name, deepest=max(recipe.pretrained.stages or known)).to(device)
 
@@ -161,7 +170,9 @@ def working_side(recipe: Recipe, data: OneClass) -> int:
     size = recipe.size or data.size
     if recipe.patchwise:
         size = min(size, data.train.shape[-1])
-    return size - size % recipe.grid.stride if recipe.pretrained.name else size  # a whole number of cells
+    return (
+        size - size % recipe.grid.stride if recipe.pretrained.name and recipe.patchwise else size
+    )  # a whole number of cells
 
 
 def align(recipe: Recipe, data: OneClass, side: int, masks: Bool[Tensor, "n h w"] | None = None) -> Conditioned | None:
@@ -174,7 +185,11 @@ def align(recipe: Recipe, data: OneClass, side: int, masks: Bool[Tensor, "n h w"
     return recipe.conditioning(images, data.ignored, masks)
 
 
-def _statistics(recipe: Recipe, data: OneClass, images: UInt8[Tensor, "n c h w"]) -> Statistics:
+def _statistics(
+    recipe: Recipe, data: OneClass, images: UInt8[Tensor, "n c h w"], backbone: Backbone | None
+) -> Statistics:
+    if backbone is not None and not recipe.patchwise:
+        return Statistics(backbone.facts.mean, backbone.facts.std)
     if recipe.normalise == "half":
         return HALF
     if recipe.normalise == "published" and data.statistics is not None and recipe.conditioning.illumination == "none":
@@ -253,7 +268,8 @@ class Embedder:
     def key(self, *more: object) -> str:
         """A digest of everything that determines the features."""
         settings = {**asdict(self.recipe.pretrained), "hidden": (), "out": 0, "name": ""}
-        del settings["noise"]  # added to the features during training
+        for name in ("noise", "residual", "head", "views"):  # of the training, or of whole images
+            del settings[name]
         text = [fingerprint(self.aligned.images), self.backbone.digest, settings, self.recipe.grid.stride, *more]
         if self.aligned.ignored is not None:
             text.append(fingerprint(self.aligned.ignored))

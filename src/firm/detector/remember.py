@@ -17,16 +17,17 @@ from torch import Tensor
 
 from firm.data.duplicates import THUMBNAIL_SIDE, thumbnails
 from firm.decision.calibration import Calibration
-from firm.detector.prepare import Prepared
+from firm.detector.prepare import Prepared, Task
 from firm.images.decode import decode
 from firm.images.preprocess import brightness, resize
-from firm.networks.adaptor import Adapted
+from firm.networks.adaptor import Adapted, AdaptedImages, ImageNetwork, image_network
 from firm.networks.heads import Network
 from firm.recipes.recipe import Recipe, sparse
 from firm.runtime.files import digest
 from firm.scoring.image_scores import reference_features
 from firm.scoring.models import ImageModel, Model, PatchModel
 from firm.scoring.patch_features import extractor_of, is_grey
+from firm.training.feature_batches import FeatureTask
 
 PICTURES = 2000  # good images stored: about ten megabytes
 JPEG_QUALITY = 85
@@ -107,10 +108,12 @@ def fit_model(
     """The model alone, of all good images or of the first `first`."""
     preprocessing, aligned = prepared.task.preprocessing, prepared.aligned
     if not recipe.patchwise:
-        assert isinstance(network, Network)  # backbones describe patches
         images = (prepared.data.train if aligned is None else aligned.images)[:first]
-        references = reference_features(network.encoder, preprocessing, images, recipe.score.turns)
-        return ImageModel(network, preprocessing, recipe.conditioning, recipe.score, references)
+        whole = image_network(network, recipe.pretrained, recipe.features)
+        task, turns = prepared.task, recipe.score.turns
+        references = None if turns > 1 else _embedded(whole, task, first)
+        references = references or reference_features(whole.encoder, preprocessing, images, turns)
+        return ImageModel(whole, preprocessing, recipe.conditioning, recipe.score, references)
     assert aligned is not None
     grey = is_grey(resize(prepared.data.train, preprocessing.size))
     extractor = extractor_of(network, preprocessing, recipe.grid, recipe.features, recipe.pretrained, grey=grey)
@@ -119,6 +122,15 @@ def fit_model(
         extractor, preprocessing, recipe.conditioning, recipe.memory, aligned[:count], seed=seed,
         parts=prepared.parts[:count], cells=prepared.cells, typical=prepared.typical,
     )  # fmt: skip
+
+
+@torch.no_grad()
+def _embedded(whole: ImageNetwork, task: Task, first: int | None) -> list[Float[Tensor, "n d"]] | None:
+    """The features of good images that are embedded already; None if they are not."""
+    if not isinstance(task, FeatureTask) or not isinstance(whole, AdaptedImages) or whole.kind == "pixels":
+        return None
+    device = whole.adaptor.mean.device
+    return [whole.eval().from_pooled(task.references[:first].float().to(device)).cpu()]
 
 
 class Measured(NamedTuple):

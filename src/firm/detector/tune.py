@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
+from firm.detector.frozen_floor import above_floor
 from firm.detector.prepare import Prepared
 from firm.errors import DataError, SettingError
 from firm.images.alignment import ILLUMINATION, Conditioned, Conditioning, has_direction
@@ -38,6 +39,7 @@ from firm.scoring.patch_features import (
     kinds_of,
 )
 from firm.scoring.patch_grid import Grid
+from firm.training.feature_batches import FeatureTask
 from firm.training.patch_batches import PatchTask, ValidationImages
 from firm.types import OneClass, OutlierSource
 from firm.views.registry import PatchPairs
@@ -101,7 +103,7 @@ def choose(
     listener: Listener = SILENT,
 ) -> Tuned:
     """Tune the recipe's automatic settings before the training; no part is on both sides of a trial."""
-    if not recipe.automatic:
+    if not recipe.automatic or (backbone is not None and not recipe.patchwise):
         return Tuned(recipe)
     size = recipe.size or data.size
     images = resize(data.train, size) if data.train.shape[-1] > size else data.train
@@ -302,6 +304,8 @@ def choose_features(prepared: Prepared, network: Adapted | object, *, seed: int,
     if "features" not in recipe.automatic:
         return recipe
     settled = replace(recipe, automatic=())
+    if isinstance(task, FeatureTask) and isinstance(network, Adapted):
+        return above_floor(settled, task, network, prepared.data.train, seed=seed, listener=listener)
     if not isinstance(task, PatchTask) or task.validation is None or recipe.memory.neighbourhood >= 0:
         return settled
     if not isinstance(network, Adapted):

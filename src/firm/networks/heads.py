@@ -6,6 +6,7 @@ Scores use the pooled encoder output; the projection exists for the loss.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -48,6 +49,17 @@ class Encoder:
             raise SettingError(f"encoder.width is {self.width}; it must be at least 1")
 
 
+@runtime_checkable
+class ImageEncoder(Protocol):
+    """A module that turns normalised images into one vector each."""
+
+    @property
+    def dim(self) -> int: ...
+    def eval(self) -> Any: ...
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+    def __call__(self, images: Tensor) -> Tensor: ...
+
+
 class Network(nn.Module):
     """Encoder and head together: what training changes."""
 
@@ -58,6 +70,10 @@ class Network(nn.Module):
 
     def forward(self, images: Float[Tensor, "n 3 h w"]) -> Float[Tensor, "n p"]:
         return self.head(self.encoder(images))
+
+    def describe(self) -> dict[str, Any]:
+        """What the card says beside the recipe: nothing."""
+        return {}
 
 
 def projection(inside: int, settings: Head) -> nn.Sequential:
@@ -106,7 +122,7 @@ def arranged(network: Network) -> Network:
 
 
 @torch.no_grad()
-def embed(encoder: ResNet, images: Iterator[Tensor]) -> Float[Tensor, "n d"]:
+def embed(encoder: ImageEncoder, images: Iterator[Tensor]) -> Float[Tensor, "n d"]:
     """Features of batches of normalised images, in evaluation mode, gathered on the CPU."""
     encoder.eval()
     device = next(encoder.parameters()).device

@@ -15,8 +15,10 @@ from firm.outliers.marks import Spots as Spots
 from firm.outliers.nsa import PRESETS as NSA_PRESETS
 from firm.outliers.nsa import Nsa as Nsa
 from firm.outliers.perlin_blend import PerlinBlend as PerlinBlend
+from firm.outliers.whole_images import CutPerm as CutPerm
 from firm.outliers.whole_images import Exposure as Exposure
 from firm.outliers.whole_images import Rotations as Rotations
+from firm.outliers.whole_images import RotationsAndExposure as RotationsAndExposure
 from firm.runtime.random import stream
 from firm.types import Outliers, OutlierSource, Scene
 
@@ -96,6 +98,8 @@ OUTLIERS: dict[str, OutlierSource] = {
     "rotations": Rotations(),
     "exposure": Exposure(),
     "exposure-rotated": Exposure(rotate=True),
+    "rotations-exposure": RotationsAndExposure(),
+    "cutperm": CutPerm(),
     **LOCAL,
     "mixture": Mixture(),
 }

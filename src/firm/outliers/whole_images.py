@@ -1,9 +1,13 @@
-"""Whole images as outliers: rotated inliers (section 3.4 (a)), or images of other things (Outlier Exposure, (c))."""
+"""Whole images as outliers: rotated inliers (section 3.4 (a)), images of other things (Outlier Exposure, (c)), or both.
+
+`CutPerm` is for judging trainings that have seen the others.
+"""
 
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +63,49 @@ class Exposure:
             return Outliers(images, torch.ones(n, dtype=torch.long))
         quarter = torch.randint(1, 4, (n,), generator=rng)
         return Outliers(turned(images, quarter), quarter)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotationsAndExposure:
+    """Of the four outliers of an inlier, two are the inlier turned at random and two are images of the pool."""
+
+    path: str = ""  # of the pool, as in `Exposure`
+    per_inlier = 4
+    kinds = 4  # three angles, and the pool
+
+    @property
+    def sources(self) -> tuple[Rotations, Exposure]:
+        return Rotations(), Exposure(path=self.path)
+
+    def __call__(self, inliers: Tensor, *, rng: Generator, copy: Copy = None, scene: Scene | None = None) -> Outliers:
+        number = torch.randint(4, (len(inliers),), generator=rng) if copy is None else copy
+        rotated, exposed = (number < 2).nonzero().squeeze(1), (number >= 2).nonzero().squeeze(1)
+        rotations, exposure = self.sources
+        turns, others = rotations(inliers[rotated], rng=rng), exposure(inliers[exposed], rng=rng)
+        images = others.images.new_empty(len(inliers), *others.images.shape[1:])
+        images[rotated], images[exposed] = turns.images.expand(-1, images.shape[1], -1, -1), others.images
+        group = torch.full((len(inliers),), 4)
+        group[rotated] = turns.group
+        return Outliers(images, group)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutPerm:
+    """The four quarters of each inlier in another order: CSI's CutPerm."""
+
+    per_inlier = 1
+    kinds = 1
+
+    def __call__(self, inliers: Tensor, *, rng: Generator, copy: Copy = None, scene: Scene | None = None) -> Outliers:
+        high, wide = inliers.shape[-2] // 2, inliers.shape[-1] // 2
+        places = [(top, left) for top in (0, high) for left in (0, wide)]
+        quarters = torch.stack([inliers[..., y : y + high, x : x + wide] for y, x in places], dim=1)
+        orders = torch.tensor(list(permutations(range(4)))[1:])  # the first changes nothing
+        order = orders[torch.randint(len(orders), (len(inliers),), generator=rng)]
+        images, numbers = inliers.clone(), torch.arange(len(inliers))
+        for place, (y, x) in enumerate(places):
+            images[..., y : y + high, x : x + wide] = quarters[numbers, order[:, place]]
+        return Outliers(images, torch.ones(len(inliers), dtype=torch.long))
 
 
 def turned(images: Shaped[Tensor, "n c h w"], quarters: Int[Tensor, " n"] | int) -> Shaped[Tensor, "n c h w"]:

@@ -106,6 +106,26 @@ WAVES = change(
     },
 )
 
+# whole images of one class, or of one kind of scene: a frozen backbone embeds them once, and FIRM trains a residual
+# adaptor, which starts as the identity, on their features
+SEMANTIC = change(
+    FAST,
+    {
+        "outliers": "rotations-exposure",
+        "pretrained": {"name": "efficientnet-lite0", "hidden": (512,), "residual": True, "head": False},
+        "views.crop": (0.5, 1.0),
+        "views.flip": 0.5,
+        "views.jitter.hue": 0.1,
+        "views.blur": 0.0,
+        "training": {"epochs": 30, "batch": 256, "temperature": 0.2, "lr": 0.01, "warmup": 0.1},
+        "size": 128,
+        "zoom": 1.0,
+        "features": "encoder",
+        "score.by.k": 1,
+        "automatic": ("features",),
+    },
+)
+
 PRESETS = {
     "paper": PAPER,
     "authors": AUTHORS,
@@ -116,6 +136,7 @@ PRESETS = {
     "inspect": INSPECT,
     "adapted": ADAPTED,
     "wavelets": WAVES,
+    "semantic": SEMANTIC,
 }
 BY_HAND = {  # what a preset leaves to be chosen -> the setting that decides it
     "foreground": "conditioning.foreground",

@@ -22,7 +22,7 @@ from firm.networks.heads import Encoder
 from firm.outliers.registry import OUTLIERS, Rotations
 from firm.scoring.image_scores import SCORES, SCORINGS, Knn, Scoring
 from firm.scoring.patch_bank import Memory
-from firm.scoring.patch_features import kinds_of
+from firm.scoring.patch_features import KINDS, kinds_of
 from firm.scoring.patch_grid import TILINGS, Grid, Whole
 from firm.training.loop import Training
 from firm.training.methods import Contrastive, Method
@@ -71,7 +71,7 @@ class Recipe:
     conditioning: Conditioning = field(default_factory=Conditioning)
     tiling: Tiling = field(default_factory=Whole)
     memory: Memory = field(default_factory=Memory)  # of patches; whole images are all kept
-    features: str = "encoder"  # of patches: encoder, projection, pixels, backbone, or several joined by +
+    features: str = "encoder"  # encoder, projection, pixels, backbone, or of patches several joined by +
     automatic: tuple[str, ...] = ()  # settings tuned on the good images
 
     def __post_init__(self) -> None:
@@ -84,6 +84,8 @@ class Recipe:
         kinds = kinds_of(self.features)
         if len(kinds) > 1 and not self.memory.standardise:
             raise SettingError(f"features={self.features} adds scores of different scales; set memory.standardise=true")
+        if len(kinds) > 1 and self.pretrained.name and not self.patchwise:
+            raise SettingError(f"features={self.features} are of patches; whole images have one of {', '.join(KINDS)}")
         if "backbone" in kinds and not self.pretrained.name:
             raise SettingError("features=backbone needs a pretrained one; set pretrained.name or use --encoder")
         if self.positives == "rot-supcon" and self.outliers.kinds < 2:

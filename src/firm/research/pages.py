@@ -19,6 +19,7 @@ from firm.research.cell_text import (
 from firm.research.cell_text import curve_of as curve_of
 from firm.research.experiment import Record
 from firm.research.few_page import few_blocks
+from firm.research.frozen_page import frozen_blocks
 from firm.research.published import of_product, printed_blocks
 from firm.research.runner import is_outdated
 from firm.research.semantic_page import semantic_blocks
@@ -247,4 +248,5 @@ SECTIONS: dict[str, Section] = {
     "patches": _patches,
     "guarantees": _guarantees,
     "few": few_blocks,
+    "frozen": frozen_blocks,
 }

@@ -26,9 +26,10 @@ from firm.detector.read import Options
 from firm.errors import DataError, ImageError, ModelFileError
 from firm.images.preprocess import fingerprint
 from firm.networks.weights import FACTS, installed
-from firm.outliers.whole_images import Exposure, open_pool
+from firm.outliers.whole_images import Exposure, RotationsAndExposure, open_pool
 from firm.research.experiment import Experiment, Record, read_record, record_path
 from firm.research.few import few
+from firm.research.frozen import frozen
 from firm.research.protocols import Protocol, guarantees, patches
 from firm.research.semantic import semantic
 from firm.runtime.files import folder_lock, write_atomically
@@ -36,7 +37,13 @@ from firm.runtime.listener import SILENT, Listener
 from firm.types import OneClass
 
 Plan = Sequence[Experiment]
-PROTOCOLS: dict[str, Protocol] = {"semantic": semantic, "patches": patches, "guarantees": guarantees, "few": few}
+PROTOCOLS: dict[str, Protocol] = {
+    "semantic": semantic,
+    "patches": patches,
+    "guarantees": guarantees,
+    "few": few,
+    "frozen": frozen,
+}
 MISSING = (DataError, ImageError, ModelFileError)  # without which one run cannot be made, but others can
 DECIDING = (
     "types.py", "runtime/random.py", "runtime/feature_cache.py", "images", "drawn", "data", "outliers", "views",
@@ -47,6 +54,7 @@ OF_PROTOCOL = {  # what decides only the runs of one protocol
     "patches": ("research/probes.py", "research/protocols.py"),
     "guarantees": ("research/probes.py", "research/protocols.py"),
     "few": ("research/few.py",),
+    "frozen": ("research/frozen.py", "research/semantic.py"),
 }
 
 
@@ -160,7 +168,7 @@ def _run(experiment: Experiment, options: Options, listener: Listener) -> Record
 
 def _pool(outliers: object) -> dict[str, Any]:
     """The name, size and digest of the exposure pool; empty where none is used."""
-    if not isinstance(outliers, Exposure):
+    if not isinstance(outliers, Exposure | RotationsAndExposure):
         return {}
     pool = open_pool(outliers.path, data_root(holding="exposure"))
     sample = pool.take(range(0, len(pool), max(1, len(pool) // 1000)), 32)  # enough to tell pools apart

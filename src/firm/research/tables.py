@@ -137,6 +137,8 @@ def experiment(table: Table, data: str, name: str, scale: str, seed: int) -> Exp
         recipe = _with_settings(change(PAPER if paper else FAST, epochs | changes), table, data)
         probes = 1 if row.floor else 200 if paper else 10
         return made(recipe=recipe, probes=probes, test_images=TEST_IMAGES[scale])
+    if table.protocol == "frozen":  # at full length, with all images
+        made = partial(made, test_images=TEST_IMAGES["smoke"] if scale == "smoke" else 0)
     recipe = change(change(PRESETS[row.preset or table.preset], table.changes), changes)
     if table.full:
         recipe = change(recipe, {"training.epochs": 1}) if scale == "smoke" and recipe.training.epochs else recipe

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from firm.errors import SettingError
 from firm.images.preprocess import Preprocessing
-from firm.networks.heads import embed
-from firm.networks.resnet import ResNet
+from firm.networks.heads import ImageEncoder, embed
 from firm.outliers.whole_images import turned
 from firm.runtime.random import stream
 from firm.scoring.knn import CHUNK, nearest, unit
@@ -134,7 +133,7 @@ class Fitted:
 
 
 def reference_features(
-    encoder: ResNet, preprocessing: Preprocessing, references: Tensor, turns: int
+    encoder: ImageEncoder, preprocessing: Preprocessing, references: Tensor, turns: int
 ) -> list[Float[Tensor, "m d"]]:
     """Embeddings of the normal images, once per rotation, shared by all scores."""
     return [
@@ -152,7 +151,7 @@ def fit_scorings(scorings: Mapping[str, Scoring], features: list[Tensor]) -> dic
 
 
 def score_images(
-    encoder: ResNet,
+    encoder: ImageEncoder,
     preprocessing: Preprocessing,
     images: Tensor,
     fitted: Mapping[str, Fitted],
@@ -165,7 +164,7 @@ def score_images(
         ready = preprocessing.test_view(chunk)
         totals = {name: torch.zeros(len(chunk)) for name in fitted}
         for view in sorted({view for wanted in views.values() for view in wanted}):
-            features = embed(encoder, iter([_transformed(ready, view)]))
+            features = embed(encoder, iter([transformed(ready, view)]))
             for name, scoring in fitted.items():
                 if view in views[name]:
                     totals[name] += scoring.scorers[view[0]](features) / len(views[name])
@@ -186,7 +185,7 @@ def crop_boxes(crops: int, scale: tuple[float, float] = (0.5, 1.0)) -> Float[Ten
     return torch.stack([draws[:, 0] * (1 - side), draws[:, 1] * (1 - side), side], dim=1)
 
 
-def _transformed(images: Tensor, view: TestView) -> Tensor:
+def transformed(images: Tensor, view: TestView) -> Tensor:
     images, box, size = turned(images, view[0]), view[1], images.shape[-1]
     if box == WHOLE:
         return images

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from firm.errors import ModelFileError, SettingError
 from firm.images.alignment import Conditioned, Conditioning
 from firm.images.preprocess import Preprocessing, resize
-from firm.networks.heads import Network
+from firm.networks.adaptor import ImageNetwork
 from firm.runtime.random import stream
 from firm.scoring.image_scores import Scoring, fit_scorings, score_images
 from firm.scoring.patch_bank import BY_MEAN, Bank, Memory, PatchReference, Prototype, memory_for, remember
@@ -119,14 +119,14 @@ class Model(Protocol):
 
 
 class ImageModel(nn.Module, Model):
-    """Whole images compared by the embeddings of the encoder."""
+    """Whole images compared by their embeddings: of the encoder, or of a frozen backbone with an adaptor."""
 
     has_maps = False
     ignored: Bool[Tensor, "s s"] | None = None
 
     def __init__(
         self,
-        network: Network,
+        network: ImageNetwork,
         preprocessing: Preprocessing,
         conditioning: Conditioning,
         scoring: Scoring,
@@ -159,6 +159,9 @@ class ImageModel(nn.Module, Model):
 
     def examine(self, images: Images) -> Examination:
         return Examination(self.score(images), torch.empty(len(images), 0, 0))
+
+    def describe(self) -> dict[str, Any]:
+        return self.network.describe()
 
 
 class PatchScorer(nn.Module):

@@ -1,0 +1,67 @@
+"""The section of a page about frozen features of whole images: means over classes first, then class by class."""
+
+from collections.abc import Iterable
+
+from firm.metrics.image import mean_std
+from firm.research.blocks import Block, Grid
+from firm.research.cell_text import Runs, label
+from firm.research.published import of_class
+from firm.research.tables import Table
+
+SCORES = ("s_con k=1", "s_con k=5", "s_shift", "s_ens", "s_proto")
+SHOWN = "s_con k=1"  # class by class: the score of the preset
+
+
+def frozen_blocks(_table: Table, by_data: dict[str, dict[str, Runs]]) -> list[Block]:
+    """For each data set the means over its classes, and the classes by the preset's score."""
+    parts = list[Block]()
+    for family in dict.fromkeys(name.partition(":")[0] for name in by_data):
+        classes = {name: rows for name, rows in by_data.items() if name.startswith(f"{family}:") and any(rows.values())}
+        if not classes:
+            parts += [f"### {family}", "Not run yet."]
+            continue
+        names = list(next(iter(classes.values())))
+        every = {row: [run for rows in classes.values() for run in rows[row]] for row in names}
+        means = [[label(row, every[row]), *_means([rows[row] for rows in classes.values()])] for row in names]
+        head = ["row", "classes", "seeds", *SCORES, "held-out (frozen)", "CPU s per class"]
+        parts += [f"### {family}", Grid(head, means), f"Class by class, {SHOWN}:"]
+        lines = [[row, *(_mean(_values(rows[row], SHOWN)) for rows in classes.values())] for row in names]
+        for method in ("firm", "firm + OE (300K)"):
+            published = [of_class().get((method, name)) for name in classes]
+            if any(published):
+                lines.append(
+                    [f"the paper's {method}", *("-" if value is None else f"{value[0]}" for value in published)]
+                )
+        parts.append(Grid(["row", *(name.partition(":")[2] for name in classes)], lines))
+    return parts
+
+
+def _means(classes: list[Runs]) -> list[str]:
+    """Cells of a row: means over classes of the means over seeds; only of classes that have run."""
+    done = [runs for runs in classes if runs]
+    seeds = min((len(runs) for runs in done), default=0)
+    scores = [_mean(_class_mean(_values(runs, score)) for runs in done) for score in SCORES]
+    held = [run["held_out"] for runs in done for run in runs if run["held_out"]]
+    unseen = {kind: [_average(by[kind].values()) for by in held] for kind in ("encoder", "backbone")}
+    compared = f"{_mean(unseen['encoder'])} ({_mean(unseen['backbone'])})" if held else "-"
+    seconds = [sum(run["cpu_seconds"][part] for part in ("embedding", "training", "test")) for r in done for run in r]
+    return [str(len(done)), str(seeds), *scores, compared, f"{_average(seconds):.0f}" if seconds else "-"]
+
+
+def _values(runs: Runs, score: str) -> list[float]:
+    """A score of each run, by the features that its recipe scores with."""
+    finals = [run["final"][run["recipe"]["features"]] for run in runs]
+    return [final[score]["value"] for final in finals if score in final]
+
+
+def _class_mean(values: list[float]) -> float | None:
+    return _average(values) if values else None
+
+
+def _average(values: Iterable[float]) -> float:
+    return mean_std(list(values))[0]
+
+
+def _mean(values: Iterable[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{100 * _average(known):.1f}" if known else "-"
