@@ -13,7 +13,7 @@ import oracles
 from firm.errors import SettingError
 from firm.images.preprocess import Preprocessing
 from firm.networks.heads import Encoder, build, embed
-from firm.research.protocols import balanced_subset, evaluate_scorings
+from firm.research.semantic import balanced_subset, evaluate_scorings
 from firm.scoring import image_scores as scores
 from firm.scoring import knn
 from firm.scoring.image_scores import (
