@@ -14,7 +14,7 @@ from firm.detector.embed_images import ImageEmbedder
 from firm.errors import DataError
 from firm.metrics.image import auroc
 from firm.networks.adaptor import Adapted, AdaptedImages
-from firm.outliers.registry import OUTLIERS, make_outliers
+from firm.outliers.registry import OUTLIERS, CutPerm, Exposure, Rotations, RotationsAndExposure, make_outliers
 from firm.recipes.recipe import Recipe
 from firm.runtime.listener import SILENT, Listener
 from firm.runtime.random import stream
@@ -22,7 +22,13 @@ from firm.training.feature_batches import FeatureTask
 from firm.types import OutlierSource
 
 FLOOR = "backbone"
-JUDGES = ("cutperm", "cutpaste", "perlin-blend", "rotations", "exposure")
+JUDGES = {  # kinds of outliers -> those that are no judge of a training with them, or with their kin
+    "cutpaste": (),
+    "perlin-blend": (),
+    "cutperm": (Rotations, RotationsAndExposure, CutPerm),  # rotations also move what belongs elsewhere
+    "rotations": (Rotations, RotationsAndExposure, CutPerm),
+    "exposure": (Exposure, RotationsAndExposure),
+}
 
 Kinds = dict[str, Float[Tensor, "m d"]]  # kind of outlier -> pooled features
 
@@ -58,8 +64,8 @@ def judging_outliers(embedder: ImageEmbedder, taught: OutlierSource, *, seed: in
     """Pooled features of outliers of the embedder's images, of every kind that was not taught; of exposure if a pool
     is there."""
     found = {}
-    for name in JUDGES:
-        if type(OUTLIERS[name]).__name__ not in type(taught).__name__:  # RotationsAndExposure teaches two
+    for name, kin in JUDGES.items():
+        if taught != OUTLIERS[name] and not isinstance(taught, kin):
             with suppress(DataError):
                 made = make_outliers(OUTLIERS[name], embedder.images, rng=stream(seed, "judging", name))
                 found[name] = embedder.tested(made.images)

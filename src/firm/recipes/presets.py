@@ -111,7 +111,7 @@ WAVES = change(
 SEMANTIC = change(
     FAST,
     {
-        "outliers": "rotations-exposure",
+        "outliers": "exposure",
         "pretrained": {"name": "efficientnet-lite0", "hidden": (512,), "residual": True, "head": False},
         "views.crop": (0.5, 1.0),
         "views.flip": 0.5,
