@@ -1,6 +1,6 @@
 """The floor of an adaptor for whole images: frozen features must not be better on outliers that it was not taught.
 
-The outliers it was taught cannot judge it: rotations told apart after a training with rotations say nothing of others.
+Outliers of the training cannot judge it: an adaptor trained on rotations detects rotations, whatever else it misses.
 """
 
 from contextlib import suppress

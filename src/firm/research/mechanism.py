@@ -4,7 +4,7 @@ The paper's semantic experiment without images: half of the modes in 32 dimensio
 outliers are inliers turned by quarters, unseen anomalies come from the other modes. An MLP maps them onto the sphere in
 32 dimensions, and onto the circle for the picture. Loop, loss, batch and temperature are the package's and the paper's.
 A property is 0 where there is none of it, and 1 for inliers at one point or pairs as far apart as random directions; it
-counts as held above one half. What does and does not show is said in `firm.research.figures`.
+counts as held above one half. `firm.research.figures` lists what shows and what does not.
 """
 
 from collections.abc import Mapping
