@@ -80,7 +80,7 @@ def _warnings(products: Sequence[Mapping[str, Runs]]) -> list[str]:
     differing, partial = set[str](), set[str]()
     for product in products:
         runs = [run for runs in product.values() for run in runs]
-        if len({run["data"]["test"] for run in runs}) > 1:
+        if len({run["data"]["test"] for run in runs} - {None}) > 1:  # the oldest records do not tell
             differing.add(runs[0]["experiment"]["data"])
         partial |= {text for run in runs if (text := _partial(run))}
     return [
