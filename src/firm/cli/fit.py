@@ -27,6 +27,7 @@ def fit(
     out: Annotated[Path, Option("--out", "-o", help="Where the detector is written.")],
     preset: opt.Preset = None,
     encoder: opt.Pretrained = None,
+    weights: opt.Weights = None,
     settings: opt.Settings = None,
     minutes: Annotated[
         float | None, Option(min=0.1, help="Train for about so long, and draw how it goes (curve.png).")
@@ -61,6 +62,10 @@ def fit(
     from firm.types import Depth
 
     use_device(device, threads)
+    if weights:
+        from firm.networks.weights import weights_file
+
+        encoder = weights_file(encoder or "", weights)
     recipe = _recipe(data, preset, encoder, settings)
     options = Options(
         seed=seed,

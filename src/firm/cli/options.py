@@ -32,8 +32,11 @@ Pretrained = Annotated[
     str | None,
     Option(
         help="Frozen features to start from: efficientnet-lite0, -lite1, -lite2, timm:NAME, a weights file of one of "
-        "these or of a ResNet (.safetensors or .pth), or wavelets, which need no weights."
+        "these, of a ResNet or of dinov2-small (.safetensors or .pth), or wavelets, which need no weights."
     ),
+]
+Weights = Annotated[
+    Path | None, Option("--weights", metavar="FILE", help="The weights of an --encoder that comes without, by name.")
 ]
 Ignore = Annotated[
     Path | None, Option("--ignore", metavar="FILE", help="A mask of the camera's view: white pixels never decide.")

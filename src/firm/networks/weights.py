@@ -21,6 +21,7 @@ from firm.networks.backbone import TIMM, Backbone, Facts, Trunk
 from firm.networks.efficientnet_lite import EfficientNetLite, timm_names
 from firm.networks.resnet import ResNet
 from firm.networks.timm_backbone import timm_trunk
+from firm.networks.vit import SHAPES, ViT, official_names
 from firm.networks.wavelets import Wavelets
 from firm.runtime.files import Card
 
@@ -29,6 +30,7 @@ STAGES = 5
 SUFFIXES = (".safetensors", ".pth", ".pt")
 HEADS = {"fc", "classifier", "conv_head", "bn2", "_fc", "_conv_head", "_bn1"}  # what stands behind the last stage
 COUNTER = "num_batches_tracked"  # of a batch norm in training: some files lack it, and it is not needed
+USUAL_RESNET = "conv1.weight, layer1.0.conv1.weight, ..."
 ADVICE = "store the state dict of the network as .safetensors and give that file"
 
 
@@ -66,7 +68,7 @@ def _from_file(name_or_file: str, deepest: int, fold: bool) -> Backbone:
     if not known and not path.exists() and path.name == name_or_file and not path.suffix:
         raise SettingError(f"no backbone {name_or_file!r}; use one of {', '.join(FACTS)}, {TIMM}NAME or a weights file")
     path = package_file(FACTS[name_or_file]) if known else path
-    tensors = timm_names(read_weights(path))
+    tensors = _usual_names(read_weights(path))
     name = name_or_file if known else _recognised(path, tensors)
     network = _empty(name, deepest)
     fill(network, tensors)
@@ -99,9 +101,26 @@ def _empty(name: str, deepest: int) -> Trunk:
     with torch.device("meta"):
         if name == WAVELETS:
             return Wavelets(deepest=deepest)
+        if name in SHAPES:
+            return ViT(SHAPES[name], deepest=deepest)
         if not name.startswith("efficientnet-lite"):
             return ResNet(name, deepest=deepest)
         return EfficientNetLite(name, deepest=deepest)
+
+
+def _usual_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return official_names(timm_names(tensors))
+
+
+def weights_file(name: str, file: Path) -> str:
+    """The file, refused unless it holds the weights of this backbone."""
+    if name not in FACTS or name == WAVELETS:
+        names = ", ".join(each for each in FACTS if each != WAVELETS)
+        raise SettingError(f"--weights {file} belongs to one of {names}, not to {name!r}; name one with --encoder")
+    found = _recognised(file, _usual_names(read_weights(file)))
+    if found != name:
+        raise SettingError(f"{file} holds the weights of {found}, not of {name}; use --encoder {found}")
+    return str(file)
 
 
 def _recognised(path: Path, tensors: dict[str, Tensor]) -> str:
@@ -124,8 +143,8 @@ def installed(name: str) -> bool:
 def package_file(facts: Facts) -> Path:
     """The weights in an installed package, found without running any code of it."""
     if not facts.package:
-        names = "with the usual names: conv1.weight, layer1.0.conv1.weight, ..."
-        file = f"give a weights file with --encoder FILE (.safetensors or .pth, {names})"
+        usual = "blocks.0.attn.qkv.weight, ..., or those of Hugging Face" if facts.name in SHAPES else USUAL_RESNET
+        file = f"give a weights file with --encoder FILE (.safetensors or .pth, with the usual names: {usual})"
         raise SettingError(f"{facts.name} comes without weights; {file}")
     spec = importlib.util.find_spec(facts.module)
     folders = spec.submodule_search_locations if spec else None

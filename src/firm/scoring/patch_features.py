@@ -171,9 +171,10 @@ def cell_features(
     padded = mirrored(backbone.normalise(images.to(device).float() / 255), settings.margin)
     stages = backbone.stages(padded)
     first = settings.margin // grid.stride
+    size = padded.shape[-2] // grid.stride, padded.shape[-1] // grid.stride
     parts = []
     for stage in settings.stages_of(backbone.facts):
-        cells = _at_stride(stages[stage - 1], padded.shape[-1] // grid.stride, settings)
+        cells = _at_stride(stages[stage - 1], size, settings)
         inner = cells[:, :, first : first + rows, first : first + columns]
         parts.append(backbone.finished(stage, inner))
     return torch.cat(parts, dim=1).permute(0, 2, 3, 1).float().cpu()
@@ -191,18 +192,20 @@ def feature_count(settings: Pretrained, facts: Facts) -> int:
     return sum(facts.channels[stage - 1] for stage in settings.stages_of(facts))
 
 
-def _at_stride(stage: Float[Tensor, "n d h w"], columns: int, settings: Pretrained) -> Float[Tensor, "n d r c"]:
-    """A stage averaged over its neighbourhood and resampled to so many columns of cells.
+def _at_stride(
+    stage: Float[Tensor, "n d h w"], size: tuple[int, int], settings: Pretrained
+) -> Float[Tensor, "n d r c"]:
+    """A stage averaged over its neighbourhood and resampled to so many rows and columns of cells.
 
     Without a margin zeros count beyond the border, as in PatchCore: the outermost cells then weigh less.
     """
     smooth = F.avg_pool2d(stage, settings.pool, 1, settings.pool // 2, count_include_pad=settings.margin == 0)
-    width = stage.shape[-1]
-    if width > columns:
-        return F.avg_pool2d(smooth, width // columns)
-    if width < columns:
-        return F.interpolate(smooth, scale_factor=columns // width, mode="bilinear", align_corners=False)
-    return smooth
+    if smooth.shape[-2:] == size:
+        return smooth
+    within = stage.shape[-1] // size[1]
+    if stage.shape[-2:] == (size[0] * within, size[1] * within):
+        return F.avg_pool2d(smooth, within)
+    return F.interpolate(smooth, size=size, mode="bilinear", align_corners=False)
 
 
 def check_cells(settings: Pretrained, grid: Grid, side: int) -> None:
