@@ -116,7 +116,7 @@ def weights_file(name: str, file: Path) -> str:
     """The file, refused unless it holds the weights of this backbone."""
     if name not in FACTS or name == WAVELETS:
         names = ", ".join(each for each in FACTS if each != WAVELETS)
-        raise SettingError(f"--weights {file} belongs to one of {names}, not to {name!r}; name one with --encoder")
+        raise SettingError(f"--weights goes with --encoder and one of {names}, not with {name or 'no encoder'}")
     found = _recognised(file, _usual_names(read_weights(file)))
     if found != name:
         raise SettingError(f"{file} holds the weights of {found}, not of {name}; use --encoder {found}")
@@ -144,8 +144,9 @@ def package_file(facts: Facts) -> Path:
     """The weights in an installed package, found without running any code of it."""
     if not facts.package:
         usual = "blocks.0.attn.qkv.weight, ..., or those of Hugging Face" if facts.name in SHAPES else USUAL_RESNET
-        file = f"give a weights file with --encoder FILE (.safetensors or .pth, with the usual names: {usual})"
-        raise SettingError(f"{facts.name} comes without weights; {file}")
+        kind = f".safetensors or .pth, with the usual names: {usual}"
+        give = f"give a file with --weights FILE or as --encoder FILE ({kind})"
+        raise SettingError(f"{facts.name} comes without weights; {give}")
     spec = importlib.util.find_spec(facts.module)
     folders = spec.submodule_search_locations if spec else None
     path = Path(folders[0], facts.file) if folders else None
