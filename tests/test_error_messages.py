@@ -212,6 +212,8 @@ def test_outputs_rates_and_weights_are_checked_before_any_work(mine: Path, monke
         ("--holdout=1.5", "holdout"),
         ("--encoder=efficientnet-lite9", "efficientnet-lite9"),
         ("--encoder=nowhere.pth", "nowhere.pth"),
+        ("--encoder=dinov2-small", "--weights FILE"),
+        ("--weights=nowhere.pth", "--encoder"),
     ):
         refused(("fit", mine / "parts", "-o", mine / "new.firm", option), culprit)
     assert not (mine / "new.firm").exists()

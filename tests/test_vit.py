@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 import contracts
 import drawings
 from cases import each
+from commands import run
 from firm.data.registry import data_root
 from firm.detector import embed_images
 from firm.detector.detector import Detector
@@ -297,6 +298,23 @@ def test_a_detector_needs_no_file_after_the_fit(base, changes, path, tmp_path):
     assert torch.equal(again.score(bad), scores)
     assert again.origin["backbone"]["name"] == NAME
     assert again.origin["licence"].startswith("Apache-2.0")
+
+
+def test_the_command_takes_a_name_and_its_weights(path, resnet18_file, tmp_path):
+    fit = ("fit", "drawn:plate", "-o", tmp_path / "x.firm", "--encoder", NAME)
+    asked = {}
+
+    def read(data, out, recipe, options, *, force):
+        asked["name"] = recipe.pretrained.name
+        raise SettingError("enough")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("firm.cli.fit._read", read)
+        assert run(*fit, "--weights", path).code
+    assert asked["name"] == path
+    wrong = run(*fit, "--weights", resnet18_file)
+    assert wrong.code
+    assert "resnet18" in wrong.err
 
 
 @needs_weights

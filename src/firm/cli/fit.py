@@ -49,9 +49,7 @@ def fit(
     depth: opt.Bits = None,
     strict: opt.Strict = False,
     ignore: opt.Ignore = None,
-    keep_suspects: Annotated[
-        bool, Option("--keep-suspects", help="Learn also from images that do not look like the others.")
-    ] = False,
+    keep_suspects: opt.KeepSuspects = False,
     memory: opt.Gigabytes = MEMORY,
     force: opt.Force = False,
     as_json: opt.AsJson = False,
@@ -62,11 +60,7 @@ def fit(
     from firm.types import Depth
 
     use_device(device, threads)
-    if weights:
-        from firm.networks.weights import weights_file
-
-        encoder = weights_file(encoder or "", weights)
-    recipe = _recipe(data, preset, encoder, settings)
+    recipe = _recipe(data, preset, encoder, weights, settings)
     options = Options(
         seed=seed,
         device=device,
@@ -103,12 +97,16 @@ def _show(detector: Detector, good: Good, out: Path, *, as_json: bool) -> None:
     show(values, "\n".join(lines), as_json, good.left_out)
 
 
-def _recipe(data: str, preset: str | None, encoder: str | None, settings: list[str] | None) -> Recipe:
+def _recipe(
+    data: str, preset: str | None, encoder: str | None, weights: Path | None, settings: list[str] | None
+) -> Recipe:
     """The preset with what was set; parts start from pretrained features where they are installed, or wavelets."""
     from firm.data.registry import shows_parts, training_files
-    from firm.networks.weights import WAVELETS
+    from firm.networks.weights import WAVELETS, weights_file
     from firm.recipes.presets import recipe_of, usual
 
+    if weights:
+        encoder = weights_file(encoder or "", weights)
     if not preset and not encoder and shows_parts(data):
         training_files(data)  # a folder that is not there is reported first
         encoder = usual().pretrained.name

@@ -42,6 +42,9 @@ Ignore = Annotated[
     Path | None, Option("--ignore", metavar="FILE", help="A mask of the camera's view: white pixels never decide.")
 ]
 Gigabytes = Annotated[float, Option(help="Memory to use, in GB; of more good images a random sample is read.")]
+KeepSuspects = Annotated[
+    bool, Option("--keep-suspects", help="Learn also from images that do not look like the others.")
+]
 AsJson = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 Holdout = Annotated[
     float | None,
