@@ -116,7 +116,7 @@ def weights_file(name: str, file: Path) -> str:
     """The file, refused unless it holds the weights of this backbone."""
     if name not in FACTS or name == WAVELETS:
         names = ", ".join(each for each in FACTS if each != WAVELETS)
-        raise SettingError(f"--weights goes with --encoder and one of {names}, not with {name or 'no encoder'}")
+        raise SettingError(f"--weights needs --encoder NAME with one of {names}" + (f", not {name}" if name else ""))
     found = _recognised(file, _usual_names(read_weights(file)))
     if found != name:
         raise SettingError(f"{file} holds the weights of {found}, not of {name}; use --encoder {found}")
