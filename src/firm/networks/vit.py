@@ -2,8 +2,8 @@
 
 Parameters carry the official names; `official_names` renames those of Hugging Face. A stage is the map of patch tokens
 after a block, without the class token and the last norm. Stages 1..5 are the blocks 2, 4, 6, 8 and 9 of 12: patches
-take blocks 6 and 8 by default, whole images 8 and 9. The last three, which found defects worse in a trial of one file of
-weights, are neither kept nor computed.
+take blocks 6 and 8 by default, whole images 8 and 9. The last three, which found defects worse in a trial of one file,
+are neither kept nor computed.
 """
 
 from dataclasses import dataclass
