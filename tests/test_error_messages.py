@@ -194,6 +194,7 @@ def test_an_image_is_no_detector(mine: Path) -> None:
 def test_outputs_rates_and_weights_are_checked_before_any_work(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before an image is decoded or a detector is loaded."""
     (mine / "file").touch()
+    monkeypatch.setenv("FIRM_DATA", str(mine))  # no weights there
     below, model, fresh = mine / "file" / "below", mine / "part.firm", mine / "fresh"
     for home in ("firm.data.folder.decode", "firm.detector.detector.read_fitted", "firm.data.folder.depth_of"):
         monkeypatch.setattr(home, lambda *_, **__: pytest.fail("work has begun"))

@@ -25,7 +25,7 @@ from firm.networks import weights
 from firm.networks.adaptor import Pretrained
 from firm.networks.backbone import architecture
 from firm.networks.vit import SHAPES, Shape, ViT, official_names
-from firm.networks.weights import FACTS, file_digest, fill, load_backbone, rebuild, weights_file
+from firm.networks.weights import FACTS, file_digest, fill, installed, load_backbone, rebuild, weights_file
 from firm.recipes.presets import recipe as preset
 from firm.scoring.patch_features import cell_features
 from firm.scoring.patch_grid import Grid
@@ -250,7 +250,8 @@ def test_what_does_not_fit_is_refused_with_the_culprit(tensors, tmp_path):
             load_backbone(str(tmp_path / "w.safetensors"))
 
 
-def test_weights_belong_to_a_name(path, resnet18_file):
+def test_weights_belong_to_a_name(path, resnet18_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("FIRM_DATA", str(tmp_path))
     assert weights_file(NAME, Path(path)) == path
     with pytest.raises(SettingError, match=f"resnet18, not of {NAME}"):
         weights_file(NAME, Path(resnet18_file))
@@ -330,3 +331,12 @@ def test_published_weights_tell_defects_from_good_parts():
     nearest = torch.cdist(tested.flatten(1, 2), known.flatten(0, 2)[None]).amin(2)
     found = auroc(nearest.amax(1), data.anomalous)
     assert found > 0.75
+
+
+def test_weights_in_a_folder_of_data_are_found_by_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("FIRM_DATA", str(tmp_path))
+    assert not installed(NAME)
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "dinov2_vits14_any.safetensors").touch()
+    assert installed(NAME)
+    assert not installed("resnet18")

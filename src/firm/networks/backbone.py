@@ -22,7 +22,7 @@ class Facts:
     name: str
     package: str = ""  # the PyPI distribution that holds the weights; "": a weights file is needed
     module: str = ""  # its import name
-    file: str = ""  # the weights in it
+    file: str = ""  # the weights in it; without a package, a pattern of files in FIRM_DATA/weights
     digest: str = ""  # of that file; a package is not trusted to bring another
     mean: tuple[float, float, float]
     std: tuple[float, float, float]

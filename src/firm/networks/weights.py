@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.utils import fuse_conv_bn_eval
 
+from firm.data.registry import data_roots
 from firm.errors import ModelFileError, SettingError
 from firm.networks.backbone import TIMM, Backbone, Facts, Trunk
 from firm.networks.efficientnet_lite import EfficientNetLite, timm_names
@@ -133,7 +134,7 @@ def _recognised(path: Path, tensors: dict[str, Tensor]) -> str:
 
 
 def installed(name: str) -> bool:
-    """Whether the weights of a backbone come with an installed package, or it needs none."""
+    """Whether the weights of a backbone are on this machine, or it needs none."""
     try:
         return name == WAVELETS or package_file(FACTS[name]).is_file()
     except (SettingError, ModelFileError):
@@ -141,8 +142,10 @@ def installed(name: str) -> bool:
 
 
 def package_file(facts: Facts) -> Path:
-    """The weights in an installed package, found without running any code of it."""
+    """The weights in an installed package, found without running any code of it; else in a folder of FIRM_DATA."""
     if not facts.package:
+        if found := [path for root in data_roots() for path in sorted((root / "weights").glob(facts.file or "-"))]:
+            return found[0]
         usual = "blocks.0.attn.qkv.weight, ..., or those of Hugging Face" if facts.name in SHAPES else USUAL_RESNET
         kind = f".safetensors or .pth, with the usual names: {usual}"
         give = f"give a file with --weights FILE or as --encoder FILE ({kind})"

@@ -1,6 +1,7 @@
 """FIRM on frozen features of whole images: every row of one class shares its embeddings, and all classes the test's.
 
-The features of a data set are kept in a folder beside the runs, so rows, classes and seeds embed nothing twice.
+The features of a data set are kept in a folder beside the runs, so rows, classes and seeds embed nothing twice. A seed
+decides the weights and batches of a training; views, outliers and the images kept back are those of one seed.
 """
 
 import re
@@ -46,6 +47,7 @@ PLAIN: dict[str, Scoring] = {
 }
 ENSEMBLE = {"s_ens": SCORINGS["s_ens"]}
 ENSEMBLE_IMAGES = 1000  # of the test: each is embedded 40 times
+VIEWS_SEED = 0  # of what is embedded, for all seeds
 TIMED = 256  # images that are embedded to measure how long one takes
 
 
@@ -70,7 +72,9 @@ def frozen(experiment: Experiment, data: OneClass, options: Options, listener: L
     assert backbone is not None
     parts = torch.arange(len(data.train))
     with _shared(options.folder, data.name) as place:
-        prepared = prepare(recipe, data, parts, seed=seed, backbone=backbone, folder=place, listener=listener)
+        prepared = prepare(recipe, data, parts, seed=VIEWS_SEED, backbone=backbone, folder=place, listener=listener)
+        assert isinstance(prepared.task, FeatureTask)
+        prepared = replace(prepared, task=replace(prepared.task, seed=seed))
         tested = _tested(prepared, data, place)
         run = train(prepared, options, listener=listener)
         network, task = prepared.trained(run), prepared.task
@@ -79,7 +83,7 @@ def frozen(experiment: Experiment, data: OneClass, options: Options, listener: L
         kinds = dict.fromkeys([recipe.features, *(("encoder", "projection") if recipe.pretrained.head else ())])
         began = time.process_time()
         final = {kind: _measure(_network(network, recipe, kind), tested, data) for kind in kinds}
-        held_out = _held_out(prepared, network, seed) if recipe.training.epochs else {}
+        held_out = _held_out(prepared, network, VIEWS_SEED) if recipe.training.epochs else {}
     logged = [line for line in run.history.lines if "loss" in line]
     best = final[recipe.features]
     return {

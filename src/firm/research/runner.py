@@ -100,7 +100,7 @@ def missing(experiment: Experiment) -> str:
             open_pool(outliers.path, data_root(holding="exposure"))
         except DataError:
             return outliers.path or "an exposure pool"
-    return weights if weights in FACTS and FACTS[weights].package and not installed(weights) else ""
+    return weights if weights in FACTS and not installed(weights) else ""
 
 
 @cache
