@@ -309,22 +309,15 @@ def fit_bank(
     bank = Bank(memory, {"vectors": vectors, **places, "mean": mean, "deviation": deviation})
     if not memory.standardise:
         return bank
-    owner = _owner(parts, n)
-    scores = bank.leave_one_out(features, owner)
+    scores = bank.leave_one_out(features, _owner(parts, n))
     bank.mean, bank.deviation = statistics(scores, visible)
     alone = bank.standardised(scores) > ISOLATED
-    if not bool(alone.flatten(1)[bank.image, bank.cell].any()):
-        return bank
-    return _without(bank, alone, features, owner, visible)
-
-
-def _without(bank: Bank, alone: Visible, features: PatchFeatures, owner: Parts, visible: Visible) -> Bank:
-    """The bank less the patches that are `alone`; they do not enter the statistics of their place either."""
     supported = ~alone.flatten(1)[bank.image, bank.cell]
+    if bool(supported.all()):
+        return bank
+    mean, deviation = statistics(scores, visible & ~alone)  # hardly any patch is nearest to one that is alone
     keys = {name: getattr(bank, name)[supported] for name in ("vectors", "image", "cell")}
-    smaller = Bank(bank.memory, {**keys, "mean": bank.mean, "deviation": bank.deviation})
-    smaller.mean, smaller.deviation = statistics(smaller.leave_one_out(features, owner), visible & ~alone)
-    return smaller
+    return Bank(memory, {**keys, "mean": mean, "deviation": deviation})
 
 
 def fit_prototype(
