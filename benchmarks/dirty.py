@@ -2,15 +2,14 @@
 
     python benchmarks/dirty.py [--data drawn:plate mvtec:screw ...] [--good 160] [--seeds 1] [--draws 5] [--out PAGE.md]
 
-Defective test images are put among the good ones. They leave the test set for every fit of a row, so that the fits
-differ only in what they learn from.
+Defective test images are put among the good ones. They leave the test set for every detector, all have the settings
+tuned on the clean folder, and an image is embedded once, so that detectors differ only in what they learn from.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +19,11 @@ import torch
 from firm.data.duplicates import group_by_part
 from firm.data.registry import load
 from firm.detector.audit import audit_images
-from firm.detector.detector import Detector
-from firm.detector.prepare import frozen_backbone
+from firm.detector.fit import train
+from firm.detector.prepare import Prepared, frozen_backbone, prepare
+from firm.detector.read import Options
+from firm.detector.remember import fit_model
+from firm.detector.tune import choose, choose_features
 from firm.drawn.render import draw_dataset
 from firm.metrics.image import auroc
 from firm.recipes.presets import usual
@@ -37,12 +39,14 @@ PAGE = """# Defective images among the good ones
 
 Written by `python benchmarks/dirty.py {command}`.
 
-{good} good images of each product, and a share of them more that show real (or drawn) defects; {seeds}. Fits are those
-of `firm fit` ({encoder}), in full. Numbers are image AUROC:
+{good} good images of each product, and a share of them more that show real (or drawn) defects; {seeds}. Detectors are
+those of `firm fit` ({encoder}), trained in full, with one difference: the settings that a fit tunes are chosen on the
+clean folder and used for every detector of a product, and an image has the same synthetic defects in all of them. So
+detectors differ by what they learn from and not by other settings. Numbers are image AUROC:
 
 - `clean`: learnt from the good images alone.
 - `more good`: from as many further good images in the place of the defective ones. Its difference from `clean` is
-  noise: one image more draws another split, other synthetic defects and perhaps other settings.
+  noise.
 - `dirty`: from all (`--keep-suspects`). `audited`: from all that the audit does not suspect; without suspects this is
   `dirty`.
 
@@ -80,37 +84,49 @@ def product(name: str, good: int, seed: int) -> tuple[OneClass, torch.Tensor, to
     return replace(data, size=256, truth=None), *test
 
 
-def fitted(recipe: Recipe, data: OneClass, seed: int, *, keep: bool) -> tuple[Detector, list[int]]:
-    """A detector, and which images it suspects."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        detector = Detector.fit(data, recipe=recipe, seed=seed, keep_suspects=keep)
-    return detector, [int(each["file"].removeprefix("number ")) - 1 for each in detector.origin["suspects"]]
+def prepared_by_good(recipe: Recipe, data: OneClass, good: int, seed: int) -> tuple[Prepared, Recipe]:
+    """All images prepared once, and the settings of every fit: those that the first `good` images alone lead to."""
+    backbone = frozen_backbone(recipe, "cpu")
+    clean, parts = replace(data, train=data.train[:good]), group_by_part(data.name, data.train)
+    tuned = choose(recipe, clean, parts[:good], seed=seed, backbone=backbone).recipe
+    prepared = prepare(tuned, data, parts, seed=seed, backbone=backbone)
+    first = prepared.subset(torch.arange(good))
+    return prepared, choose_features(first, first.trained(train(first, Options(seed=seed))), seed=seed)
 
 
 def rows(recipe: Recipe, name: str, images: int, seed: int) -> Iterator[str]:
     put_in = {share: max(1, round(share * images)) for share in SHARES}
-    data, good, bad = product(name, images + max(put_in.values()), seed)
-    data, further = replace(data, train=data.train[:images]), data.train[images:]
-    test = bad[max(put_in.values()) :]
-    anomalous = torch.arange(len(good) + len(test)) >= len(good)
+    most = max(put_in.values())
+    data, good, bad = product(name, images + most, seed)
+    data = replace(data, train=torch.cat([data.train, bad[:most]]))
+    test = torch.cat([good, bad[most:]])
+    anomalous = torch.arange(len(test)) >= len(good)
+    prepared, settings = prepared_by_good(recipe, data, images, seed)
+    backbone = frozen_backbone(recipe, "cpu")
+    assert backbone is not None
 
-    def auroc_of(detector: Detector) -> float:
-        return 100 * auroc(detector.score(torch.cat([good, test])), anomalous)
+    def auroc_of(learn: torch.Tensor) -> float:
+        part = prepared.subset(learn)
+        model = fit_model(settings, part, part.trained(train(part, Options(seed=seed))), seed=seed)
+        return 100 * auroc(model.score(test), anomalous)
 
-    detector, wrong = fitted(recipe, data, seed, keep=True)
-    clean = auroc_of(detector)
+    def suspects(learn: torch.Tensor) -> torch.Tensor:
+        some = replace(data, train=data.train[learn])
+        return audit_images(recipe, some, prepared.parts[learn], backbone, seed=seed).suspect
+
+    known = torch.arange(images)
+    clean, wrong = auroc_of(known), int(suspects(known).sum())
     for share, count in put_in.items():
-        more, mixed = (replace(data, train=torch.cat([data.train, put[:count]])) for put in (further, bad))
-        control = auroc_of(fitted(recipe, more, seed, keep=True)[0])
-        detector, suspects = fitted(recipe, mixed, seed, keep=True)
-        dirty = audited = auroc_of(detector)
-        if suspects:
-            audited = auroc_of(fitted(recipe, mixed, seed, keep=False)[0])
-        found = sum(number >= len(data.train) for number in suspects)
+        control = auroc_of(torch.cat([known, images + torch.arange(count)]))
+        mixed = torch.cat([known, images + most + torch.arange(count)])
+        dirty = audited = auroc_of(mixed)
+        suspect = suspects(mixed)
+        if suspect.any():
+            audited = auroc_of(mixed[~suspect])
+        found = int(suspect[images:].sum())
         yield (
             f"| {name} | {seed} | {count} ({share:.0%}) | {clean:.1f} | {control:.1f} | {dirty:.1f} | {audited:.1f} | "
-            f"{audited - clean:+.1f} | {found} of {count} | {len(suspects) - found} | {len(wrong)} |"
+            f"{audited - clean:+.1f} | {found} of {count} | {int(suspect.sum()) - found} | {wrong} |"
         )
 
 
@@ -151,10 +167,8 @@ def main() -> None:
     seeds = "1 seed" if options.seeds == 1 else f"{options.seeds} seeds"
     facts = {"good": options.good, "seeds": seeds, "encoder": recipe.pretrained.name, "test": TEST}
     facts |= {"command": " ".join(sys.argv[1:]), "draws": options.draws}
-    jobs = [("audits", audits(recipe, name, options.good, options.draws)) for name in options.data]
-    jobs += [
-        ("table", rows(recipe, name, options.good, seed)) for seed in range(options.seeds) for name in options.data
-    ]
+    jobs = [("table", rows(recipe, name, options.good, seed)) for seed in range(options.seeds) for name in options.data]
+    jobs += [("audits", audits(recipe, name, options.good, options.draws)) for name in options.data]
     for table, lines in jobs:
         for line in lines:
             tables[table].append(line)

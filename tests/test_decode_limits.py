@@ -89,6 +89,44 @@ def test_a_lack_of_memory_is_the_machines(error, tmp_path, monkeypatch):
             read(file)
 
 
+SHORT = """
+import resource, sys
+from pathlib import Path
+from firm.errors import FirmError
+from firm.images.decode import decode
+file, room = Path(sys.argv[1]), int(sys.argv[2])
+try:
+    decode(file.with_name("small.png"))  # loads what is only loaded once
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    if room:
+        resource.setrlimit(resource.RLIMIT_AS, (taken + room, resource.RLIM_INFINITY))
+    decode(file)
+except FirmError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs Linux")
+@each("kind", ["tiff", "jpeg"])
+def test_a_decoder_without_memory_does_not_blame_the_file(kind, tmp_path):
+    """Room for the pixels and not for decoding them: libtiff and libjpeg then report a damaged file."""
+    side = 4000
+    options = {"tiff": {"compression": "tiff_lzw", "strip_size": 4 * side**2}, "jpeg": {"progressive": True}}
+    file, damaged = tmp_path / f"part.{kind}", tmp_path / f"damaged.{kind}"
+    Image.new("RGB", (side, side), "red").save(file, **options[kind])
+    content = file.read_bytes()
+    damaged.write_bytes(content[: len(content) // 2] if kind == "jpeg" else content.replace(content[9:999], bytes(990)))
+    (tmp_path / "small.png").write_bytes(encoded(PHOTO))
+
+    def said(path, room):
+        command = [sys.executable, "-c", SHORT, str(path), str(room)]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    assert said(file, 0) == ""
+    assert said(file, 5 * side**2).startswith("MachineError memory")
+    assert said(damaged, 0).startswith("ImageError")
+
+
 # --- files without end ---
 
 

@@ -14,10 +14,13 @@ from firm.data.splits import folds_by_part, parts_by_name
 from firm.decision.calibration import FOLDS, HELD_OUT, TargetRates, calibration_of, summary_of, warnings_of
 from firm.detector import fit as pipeline
 from firm.detector.detector import Detector
+from firm.detector.prepare import Prepared, prepare
 from firm.detector.read import Options, as_data, read_good
+from firm.detector.split import by_folds
 from firm.drawn.render import draw_dataset, save_png
 from firm.errors import DataError, SettingError
 from firm.images.preprocess import fingerprint
+from firm.networks.weights import load_backbone
 from firm.recipes.presets import recipe as preset
 from listening import Heard
 
@@ -61,6 +64,30 @@ def test_no_fold_model_has_seen_what_it_scores(monkeypatch: pytest.MonkeyPatch):
         assert known | new == everything
     assert set.union(*scored) == everything
     assert (fitted.calibration.basis, fitted.calibration.images, fitted.calibration.parts) == (FOLDS, 12, 6)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "minutes", "folds"), [(15, None, 15), (30, None, 10), (60, None, 20), (30, 5.0, 30)]
+)
+def test_long_trainings_are_cut_for_the_folds(
+    epochs: int, minutes: float | None, folds: int, monkeypatch: pytest.MonkeyPatch
+):
+    """They score good images, and all of them together cost little more than one training; minutes are a budget."""
+    run, trained = Prepared.run, list[int]()
+
+    def short_run(prepared, **options):
+        trained.append(prepared.recipe.training.epochs)
+        assert prepared.task.training == prepared.recipe.training
+        return run(pipeline._trained_for(prepared, 0), **options)
+
+    monkeypatch.setattr(Prepared, "run", short_run)
+    recipe = preset("wavelets", **SMALL | {"training.epochs": epochs})
+    data = as_data(PLATES)
+    split = by_folds(data, torch.arange(12), 3, seed=0)
+    prepared = prepare(recipe, data, split.parts, seed=0, backbone=load_backbone("wavelets"))
+    held_out = split.held_out_from(prepared, 0)
+    pipeline.fold_model(recipe, held_out.prepared, 0, 3, Options(minutes=minutes), Heard(), None)
+    assert trained == [folds]
 
 
 def test_a_split_is_used_if_asked_for_or_if_an_encoder_is_learnt():

@@ -69,7 +69,7 @@ def test_too_few_images_guarantee_the_lowest_rate_they_can():
     assert (few.reviewed.kept, few.failed.kept) == (pytest.approx(2 / 6), pytest.approx(1 / 6))
 
 
-@pytest.mark.parametrize(("parts", "spared"), [(5, 1), (10, 2), (20, 5), (40, 5), (60, 5), (200, 9)])
+@pytest.mark.parametrize(("parts", "spared"), [(5, 1), (10, 2), (16, 4), (20, 4), (40, 4), (60, 4), (200, 9)])
 def test_few_good_images_leave_room_for_review(parts: int, spared: int):
     """One odd part sets FAIL and not what may PASS; with many the rates are 5 % and 1 %."""
     found = calibrated(torch.arange(float(parts)))

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import contracts
 import oracles
-from banks import SETTINGS, features, fitted, weighed, window
+from banks import SETTINGS, features, fitted, kept, weighed, window
 from firm.errors import DataError, ModelFileError, SettingError
 from firm.scoring import coreset, knn
 from firm.scoring import patch_bank as module
@@ -283,3 +283,32 @@ def test_what_cannot_be_compared_is_refused():
     for other, metric in itertools.product((features(1, 4, 4), features(1, dim=7)), METRICS):
         with pytest.raises(SettingError, match=r"do not fit patches of \(3, 4, 6\)"):
             fitted(good, metric=metric).score(other)
+
+
+# --- patches that no other part supports ---
+
+
+@pytest.mark.parametrize("alike", [1, 2], ids=["one part", "two parts"])
+@pytest.mark.parametrize("neighbourhood", [-1, 1])
+def test_a_patch_that_no_other_part_supports_is_not_remembered(alike, neighbourhood):
+    """It neither vouches for the same defect nor widens what is usual at its place; one that returns is normal."""
+    clean = 1 + 0.1 * torch.rand(30, 6, 6, 8, generator=contracts.generator())
+    dirty = clean.clone()
+    dirty[:alike, 2, 3, :4] += 3
+    settings = {"neighbourhood": neighbourhood, "standardise": True}
+    bank, odd = fitted(dirty, **settings), {number * 36 + 2 * 6 + 3 for number in range(alike)}
+    assert set(range(30 * 36)) - set(kept(bank)) == (odd if alike == 1 else set())
+    assert len(fitted(clean, **settings).vectors) == 30 * 36
+    assert len(fitted(dirty, neighbourhood=neighbourhood).vectors) == 30 * 36
+    score = float(bank.score(dirty[:1])[0, 2, 3])
+    assert (score > 20) == (alike == 1)
+    if alike == 1:
+        assert float(bank.deviation[2, 3]) < 2 * float(fitted(clean, **settings).deviation[2, 3])
+
+
+def test_photographs_of_one_part_do_not_support_each_other():
+    good = 1 + 0.1 * torch.rand(30, 6, 6, 8, generator=contracts.generator())
+    good[:2, 2, 3, :4] += 3
+    parts = torch.tensor([0, 0, *range(1, 29)])
+    bank = fit_bank(good, Memory(standardise=True), rng=contracts.generator(), parts=parts)
+    assert set(range(30 * 36)) - set(kept(bank)) == {15, 51}

@@ -34,7 +34,7 @@ from firm.types import OneClass
 
 MIN_PARTS = 8  # with fewer nothing is suspected: a median of fewer says little
 MOST = 0.2  # of the images that may be suspected
-LIMIT, FEW = 4.0, 10.0  # deviations from which an image is suspected: LIMIT + FEW / images
+LIMIT, FEW = 3.5, 24.0  # deviations from which an image is suspected: LIMIT + FEW / images
 CELLS = 16  # along each side of an image: fine enough for a defect, and coarse enough to compare all with all
 AROUND = 2  # cells
 REFERENCES = 128  # images compared with, drawn from more

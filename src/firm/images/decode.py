@@ -11,9 +11,8 @@ import os
 import re
 import stat
 import sys
-import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +22,8 @@ import numpy.typing as npt
 from jaxtyping import Bool, UInt8
 from PIL import Image, UnidentifiedImageError, _imaging
 
-from firm.errors import ImageError, MachineError, named
+from firm.errors import ImageError
+from firm.images.blame import REPLACE, Refused, errors_named, load
 from firm.types import FULL_DEPTH, Depth
 
 Bytes = npt.NDArray[np.uint8]
@@ -57,9 +57,6 @@ ORIENTATION = 0x0112
 TURNS = ["FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90"]
 UPRIGHT = {number: Image.Transpose[turn] for number, turn in enumerate(TURNS, start=2)}  # by EXIF orientation
 SIDEWAYS = 5  # from this orientation on, width and height are swapped
-REPLACE = "replace or remove it"
-
-_warning_filters = threading.Lock()  # warning filters are global
 
 # errors go into the exception; silence Pillow's log and libtiff
 logging.getLogger("PIL").addHandler(logging.NullHandler())
@@ -69,13 +66,9 @@ with contextlib.suppress(OSError, AttributeError):  # not every build of Pillow 
     _set_handler(None)
 
 
-class _Refused(ValueError):
-    """Why an image cannot be used; the message starts with its name."""
-
-
 def decode(source: Source, depth: Depth = FULL_DEPTH) -> UInt8[Bytes, "h w 3"]:
     """A file, its bytes, an array or a Pillow image as upright RGB, transparency over white."""
-    with _errors_named(source):
+    with errors_named(source):
         if isinstance(source, np.ndarray):
             return _from_array(source, depth)
         image, deep = _loaded(source)
@@ -84,20 +77,20 @@ def decode(source: Source, depth: Depth = FULL_DEPTH) -> UInt8[Bytes, "h w 3"]:
 
 def decode_mask(source: File) -> Bool[Bools, "h w"]:
     """The marked pixels of a mask file: neither black nor transparent, at full depth."""
-    with _errors_named(source):
+    with errors_named(source):
         image, deep = _loaded(source)
         return _upright(_marked(image, deep), image)
 
 
 def turn_like(mask: Bool[Bools, "h w"], image: Path) -> Bool[Bools, "a b"]:
     """Turn a mask of the stored pixels upright, by the EXIF orientation of `image`."""
-    with _errors_named(image):
+    with errors_named(image):
         return _upright(mask, _opened(_content(image)))  # not loaded: see _upright
 
 
 def shape_of(source: File) -> tuple[int, int]:
     """Height and width of the upright image, from the file's header."""
-    with _errors_named(source):
+    with errors_named(source):
         image = _opened(_content(source))
         return image.size if _orientation(image) >= SIDEWAYS else image.size[::-1]
 
@@ -120,7 +113,7 @@ def depth_of(files: Iterable[Source]) -> Depth:
 
 def _peak(source: Source) -> int | float | None:
     """The largest sample of an image of more than 8 bits, None for 8 bits; reads only the head of most files."""
-    with _errors_named(source):
+    with errors_named(source):
         if isinstance(source, np.ndarray):
             return None if source.dtype in (np.bool_, np.uint8) else _colours_and_alpha(source)[0].max().item()
         if isinstance(source, Image.Image):
@@ -137,24 +130,6 @@ def _peak(source: Source) -> int | float | None:
 # --- from a source to its bytes ---
 
 
-@contextlib.contextmanager
-def _errors_named(source: Source) -> Iterator[None]:
-    """Turn every error into an ImageError that names the file, and silence warnings."""
-    try:
-        with _warning_filters, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    except Exception as error:  # damaged files raise anything from SyntaxError to struct.error
-        path = Path(source) if isinstance(source, Path | str) else None
-        name = "the image" if path is None else named(path)
-        if isinstance(error, _Refused):
-            raise ImageError(f"{name} {error}", path) from None
-        reason = " ".join(str(error).split()) or type(error).__name__
-        if isinstance(error, MemoryError) or reason.startswith("out of memory"):
-            raise MachineError(f"memory is too short to read {name}; free some or scale the image down") from error
-        raise ImageError(f"{name} cannot be decoded as an image ({reason}); {REPLACE}", path) from error
-
-
 def _content(source: File, first: int = -1) -> bytes:
     """The bytes of a regular file of limited size, not of a device or a pipe."""
     if isinstance(source, bytes):
@@ -162,17 +137,17 @@ def _content(source: File, first: int = -1) -> bytes:
     try:
         about = os.stat(source)
         if stat.S_ISDIR(about.st_mode):
-            raise _Refused("is a folder, not an image, or may not be listed; give the image files in it")
+            raise Refused("is a folder, not an image, or may not be listed; give the image files in it")
         if not stat.S_ISREG(about.st_mode):
-            raise _Refused("is a device or a pipe; give an image file")
+            raise Refused("is a device or a pipe; give an image file")
         if about.st_size > MAX_BYTES:
-            raise _Refused(f"has {about.st_size:,} bytes, more than {MAX_BYTES:,}; crop or scale it down first")
+            raise Refused(f"has {about.st_size:,} bytes, more than {MAX_BYTES:,}; crop or scale it down first")
         with open(source, "rb") as file:
             return file.read(about.st_size if first < 0 else min(first, about.st_size))  # /proc has files without end
     except FileNotFoundError:
-        raise _Refused("does not exist; check the path") from None
+        raise Refused("does not exist; check the path") from None
     except OSError as error:
-        raise _Refused(f"cannot be opened ({error.strerror}); check the path and its permissions") from None
+        raise Refused(f"cannot be opened ({error.strerror}); check the path and its permissions") from None
 
 
 def _loaded(source: File | Image.Image) -> tuple[Image.Image, Samples | None]:
@@ -203,40 +178,40 @@ def _upright(pixels: npt.NDArray[Pixel], image: Image.Image) -> npt.NDArray[Pixe
 def _opened(content: bytes) -> Image.Image:
     """Open an image and check its header; only the decoder of its format runs."""
     if not content:
-        raise _Refused(f"cannot be decoded: it is empty; {REPLACE}")
+        raise Refused(f"cannot be decoded: it is empty; {REPLACE}")
     kind = next((kind for kind, beginnings in FORMATS.items() if content.startswith(beginnings)), None)
     if kind is None or (kind == "WebP" and content[8:12] != b"WEBP"):
-        raise _Refused(f"cannot be decoded: its content is not {READABLE}; save it as one of these or remove it")
+        raise Refused(f"cannot be decoded: its content is not {READABLE}; save it as one of these or remove it")
     if kind == "WebP":
         _check_size(*_webp_size(content))  # its decoder allocates all pixels at once
     try:
         image = Image.open(io.BytesIO(content), formats=(kind,))
     except Image.DecompressionBombError:
-        raise _Refused(f"has more than {MAX_PIXELS:,} pixels; crop or scale it down first") from None
+        raise Refused(f"has more than {MAX_PIXELS:,} pixels; crop or scale it down first") from None
     except UnidentifiedImageError:
-        raise _Refused(f"cannot be decoded: its {kind} header is damaged or unknown; {REPLACE}") from None
+        raise Refused(f"cannot be decoded: its {kind} header is damaged or unknown; {REPLACE}") from None
     pieces = max(len(getattr(image, "tag_v2", {}).get(tag, (0,))) for tag in (273, 324))  # strips, tiles
     most = pieces * (MAX_SCANNED // max(image.width * image.height, 1_000_000))
     if kind in ("JPEG", "TIFF") and next(islice(SCAN.finditer(content), most, None), None):
-        raise _Refused(f"has more than {most} scans for {image.width * image.height:,} pixels; save it plainly")
+        raise Refused(f"has more than {most} scans for {image.width * image.height:,} pixels; save it plainly")
     return _checked(image)
 
 
 def _checked(image: Image.Image) -> Image.Image:
     """The image, if it is safe to load."""
     if image.format is not None and image.format.upper() not in map(str.upper, (*FORMATS, "MPO")):
-        raise _Refused(f"cannot be decoded: {image.format} is not supported; save it as {READABLE} or remove it")
+        raise Refused(f"cannot be decoded: {image.format} is not supported; save it as {READABLE} or remove it")
     _check_size(image.width, image.height)
     if getattr(image, "is_animated", False):
-        raise _Refused("holds more than one image; save one image per file")
+        raise Refused("holds more than one image; save one image per file")
     width, height = (getattr(image, "tag_v2", {}).get(tag, 1) for tag in (TILE_WIDTH, TILE_LENGTH))
     if not isinstance(width, int) or not isinstance(height, int):
-        raise _Refused(f"has tiles of no known size; {REPLACE}")
+        raise Refused(f"has tiles of no known size; {REPLACE}")
     _check_size(width, height, " in a tile")  # a tile is decoded whole, even if larger than the image
     covered = sum((right - left) * (low - top) for _, (left, top, right, low), *_ in getattr(image, "tile", ()))
     planes = len(image.getbands()) if _in_raw_planes(image) else 1
     if 0 < covered < image.width * image.height * planes:
-        raise _Refused(f"lacks a part of its pixels; {REPLACE}")
+        raise Refused(f"lacks a part of its pixels; {REPLACE}")
     return image
 
 
@@ -256,7 +231,7 @@ def _webp_size(content: bytes) -> tuple[int, int]:
 def _check_size(width: int, height: int, where: str = "") -> None:
     if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
         limit = f"{MAX_PIXELS:,}" if width * height > MAX_PIXELS else f"{MAX_SIDE:,} on a side"
-        raise _Refused(f"has {width} x {height} pixels{where}, more than {limit}; crop or scale it down first")
+        raise Refused(f"has {width} x {height} pixels{where}, more than {limit}; crop or scale it down first")
 
 
 # --- from the file to samples ---
@@ -267,20 +242,20 @@ def _samples(image: Image.Image, content: bytes) -> Samples | None:
     layout, tags = _layout(image), getattr(image, "tag_v2", {})
     if image.mode.startswith(DEEP_GREY):
         if tags.get(PHOTOMETRIC) == 0:
-            raise _Refused("stores white as 0 in more than 8 bits; save it with black as 0")
-        image.load()
+            raise Refused("stores white as 0 in more than 8 bits; save it with black as 0")
+        load(image)
         return np.asarray(image)
     if _is_misread(image, tags):
-        raise _Refused("is a TIFF of signed samples or of planes that cannot be read; save it as 8-bit grey or RGB")
+        raise Refused("is a TIFF of signed samples or of planes that cannot be read; save it as 8-bit grey or RGB")
     # planar TIFF: Pillow would read 16-bit samples as 8-bit ones
     planes = tags.get(PLANES, 1) != 1 and max(tags.get(BITS, (1,))) > 8
     if ";16" in layout or planes:
         if not content or planes or (layout != "LA;16B" and layout[:-1] not in ("RGB;16", "RGBA;16", "RGBX;16")):
-            raise _Refused("has 16-bit colours that cannot be read in full; give 8-bit or 16-bit RGB or RGBA")
+            raise Refused("has 16-bit colours that cannot be read in full; give 8-bit or 16-bit RGB or RGBA")
         return _deep_colours(image, content, layout)
     if layout in LEVELS and isinstance(image.info.get("transparency"), int):
         image.info["transparency"] *= LEVELS[layout]  # Pillow does not scale the transparent sample
-    image.load()
+    load(image)
     return None
 
 
@@ -320,7 +295,7 @@ def _reread(image: Any, layout: str) -> Bytes:
     """Load the image, an ImageFile, as if its pixels had this layout."""
     args = [(layout, *tile.args[1:]) if isinstance(tile.args, tuple) else layout for tile in image.tile]
     image.tile = [tile._replace(args=own) for tile, own in zip(image.tile, args, strict=True)]
-    image.load()
+    load(image)
     return np.asarray(image)
 
 
@@ -350,7 +325,7 @@ def _from_array(samples: Samples, depth: Depth) -> UInt8[Bytes, "h w 3"]:
     """Convert an array (h, w) or (h, w, 1 to 4) like a file with these samples."""
     channels = samples.shape[2] if samples.ndim == 3 else 1
     if not (samples.ndim in (2, 3) and 1 <= channels <= 4 and samples.size) or samples.dtype.kind not in "biuf":
-        raise _Refused(f"is {samples.dtype} of shape {samples.shape}; give numbers of shape (h, w) or (h, w, 1 to 4)")
+        raise Refused(f"is {samples.dtype} of shape {samples.shape}; give numbers of shape (h, w) or (h, w, 1 to 4)")
     _check_size(samples.shape[1], samples.shape[0])
     if samples.dtype not in (np.bool_, np.uint8):
         return _from_samples(samples, depth)
@@ -374,12 +349,12 @@ def to_8_bits(samples: Samples, depth: Depth) -> Bytes:
     real = samples.dtype.kind == "f"
     white = depth.real if real else depth.whole
     if real and not np.isfinite(samples).all():
-        raise _Refused("has samples that are not finite; save it as 8 or 16 bit")
+        raise Refused("has samples that are not finite; save it as 8 or 16 bit")
     if samples.min() < 0:
-        raise _Refused(f"has samples down to {samples.min():g}; save it with black as 0, in 8 or 16 bit")
+        raise Refused(f"has samples down to {samples.min():g}; save it with black as 0, in 8 or 16 bit")
     if samples.max() > white:
         beyond = f"has samples up to {samples.max():g} where {white:g} is white"
-        raise _Refused(f"{beyond}; save it in the depth of the training images, or fit again with another --depth")
+        raise Refused(f"{beyond}; save it in the depth of the training images, or fit again with another --depth")
     if real:
         return np.floor(samples.astype(np.float32) * np.float32(255 / white) + np.float32(0.5)).astype(np.uint8)
     return ((np.arange(white + 1) * 255 + white // 2) // white).astype(np.uint8)[samples]

@@ -18,6 +18,7 @@ from firm.scoring.knn import BLOCK, SearchPlan, largest_products, search_plan, s
 QUERIES = 16384  # patches searched for in one pass over the bank
 IMAGES = 16  # whose patches are added to a prototype at once
 PRIOR = 10  # images that the variance of all places counts as at each place
+ISOLATED = 5.0  # deviations from which a good patch that no other part supports is left out: it may be a defect
 SMALLEST = 1e-6  # deviation: ten times what float32 leaves of a cosine of one
 METRICS = ("cosine", "l2")
 BY_DIRECTION = ("encoder", "projection")  # learnt features are compared by their direction, all others by distance
@@ -285,7 +286,8 @@ def fit_bank(
 ) -> Bank:
     """The bank of good images, given as their features on the grid; `parts` numbers the part each image shows.
 
-    Only patches that are `visible` are kept and enter the statistics of their place.
+    Only patches that are `visible` are kept and enter the statistics of their place. With `memory.standardise` a patch
+    that is far from those of all other parts is left out, so that a few defective images do no harm.
     """
     visible = _checked_visible(features, memory, visible)
     n, rows, columns, dim = features.shape
@@ -305,9 +307,17 @@ def fit_bank(
     mean, deviation = vectors.new_zeros(rows, columns), vectors.new_ones(rows, columns)
     places = {"image": among // cells, "cell": among % cells}
     bank = Bank(memory, {"vectors": vectors, **places, "mean": mean, "deviation": deviation})
-    if memory.standardise:
-        bank.mean, bank.deviation = statistics(bank.leave_one_out(features, _owner(parts, n)), visible)
-    return bank
+    if not memory.standardise:
+        return bank
+    scores = bank.leave_one_out(features, _owner(parts, n))
+    bank.mean, bank.deviation = statistics(scores, visible)
+    alone = bank.standardised(scores) > ISOLATED
+    supported = ~alone.flatten(1)[bank.image, bank.cell]
+    if bool(supported.all()):
+        return bank
+    mean, deviation = statistics(scores, visible & ~alone)  # hardly any patch is nearest to one that is alone
+    keys = {name: getattr(bank, name)[supported] for name in ("vectors", "image", "cell")}
+    return Bank(memory, {**keys, "mean": mean, "deviation": deviation})
 
 
 def fit_prototype(
