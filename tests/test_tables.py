@@ -34,7 +34,7 @@ def test_a_plan_is_every_row_on_every_data_set_seed_by_seed():
             (seed, data, table.rows[row])
             for seed in (0, 1)
             for data in table.data
-            for row in rows_on(table, data)
+            for row in rows_on(table, data, scale)
             if seed == 0 or not table.rows[row].once
         ]
         assert len({one.key for one in experiments}) == len(cells) or scale == "smoke"  # where every length is one
@@ -86,8 +86,8 @@ def test_floors_stand_in_every_semantic_table_and_train_nothing():
 
 def test_exposure_is_measured_only_where_its_pool_fits():
     table = TABLES["semantic"]
-    assert "firm + OE (300K)" in rows_on(table, "cifar10:bird")
-    assert "firm + OE (300K)" not in rows_on(table, "cats-vs-dogs:cat")
+    assert "firm + OE (300K)" in rows_on(table, "cifar10:bird", "short")
+    assert "firm + OE (300K)" not in rows_on(table, "cats-vs-dogs:cat", "short")
 
 
 def test_classes_and_settings_of_your_own_narrow_a_plan():
