@@ -20,6 +20,7 @@ EPOCHS = {  # of a reduced semantic training, 1 elsewhere: 4,500 steps on Fashio
     "smoke": {},
     "short": {"fashion-mnist": 6, "cifar10": 16, "cifar100-super": 32, "cats-vs-dogs": 8},
 }
+SHORT = {"training.stratified": True, "training.lr": 0.03, "views.jitter.hue": 0.1}  # of a reduced semantic training
 TEST_IMAGES = {"smoke": 200, "short": 2000, "paper": 0}  # of a semantic test; 0: all of it
 
 
@@ -142,7 +143,7 @@ def experiment(table: Table, data: str, name: str, scale: str, seed: int) -> Exp
     row, made = table.rows[name], partial(Experiment, protocol=table.protocol, data=data, seed=seed)
     changes, steps, probes, paper = row.changes | row.on.get(data, {}), 0, 1, scale == "paper"
     if table.protocol == "semantic":
-        recipe = PAPER if paper else _reduced(table, data, scale)
+        recipe = PAPER if paper else _reduced(table, row, data, scale)
         recipe = _with_settings(change(recipe, changes), table, data)
         probes = 1 if row.floor else 200 if paper else 10
         return made(recipe=recipe, probes=probes, test_images=TEST_IMAGES[scale])
@@ -164,10 +165,12 @@ def experiment(table: Table, data: str, name: str, scale: str, seed: int) -> Exp
     return made(recipe=recipe, probes=probes, steps=steps, side=side, variants=variants, keep_back=row.keep_back)
 
 
-def _reduced(table: Table, data: str, scale: str) -> Recipe:
-    """The recipe of a reduced semantic training: what the scale shortens, then the table."""
+def _reduced(table: Table, row: Row, data: str, scale: str) -> Recipe:
+    """The recipe of a reduced semantic training, with the changes of the table; floors keep the preset's settings."""
+    if row.floor:
+        return FAST
     epochs = {"training.epochs": EPOCHS[scale].get(data.partition(":")[0], 1)}
-    return change(FAST, epochs | table.reduced | (epochs if scale == "smoke" else {}))
+    return change(FAST, SHORT | epochs | table.reduced | (epochs if scale == "smoke" else {}))
 
 
 def _with_settings(recipe: Recipe, table: Table, data: str) -> Recipe:
