@@ -229,9 +229,12 @@ def test_no_epochs_leave_the_network_as_it_was_initialised(tmp_path, schedule):
 # --- checkpoints ---
 
 
-@pytest.mark.parametrize(("schedule", "stop"), [("cosine", 1), ("one-cycle", 5)])
-def test_a_resumed_training_ends_as_an_uninterrupted_one(tmp_path, schedule, stop):
-    task = task_with(schedule=schedule)
+@pytest.mark.parametrize(
+    ("schedule", "precision", "stop"),
+    [("cosine", "float32", 1), ("one-cycle", "float32", 5), ("cosine", "bfloat16", 2)],
+)
+def test_a_resumed_training_ends_as_an_uninterrupted_one(tmp_path, schedule, precision, stop):
+    task = task_with(schedule=schedule, precision=precision)
     whole = fresh(task)
     trained(whole, task)
 

@@ -40,7 +40,7 @@ def test_every_table_runs_at_scale_smoke_on_crafted_files(name, crafted, monkeyp
     classes = [data for data in table.data if data in CLASSES]
     code, out, err = run("bench", "run", name, "--seeds", 1, *(f"--class={each}" for each in classes))
     assert code == 0, err
-    asked = [experiment(table, data, row, "smoke", 0) for data in classes for row in rows_on(table, data)]
+    asked = [experiment(table, data, row, "smoke", 0) for data in classes for row in rows_on(table, data, "smoke")]
     small = [one for one in asked if one.protocol != "semantic" or one.recipe.training.batch <= ITEMS]
     assert err.count(": skipped") == len(asked) - len(small)  # batches that the crafted files do not fill
     for one in small:

@@ -13,15 +13,18 @@ from firm.data.duplicates import group_by_part
 from firm.detector.prepare import frozen_backbone
 from firm.detector.tune import choose
 from firm.drawn.render import draw_dataset
-from firm.errors import SettingError
+from firm.errors import ModelFileError, SettingError
 from firm.outliers.registry import Exposure
-from firm.recipes.presets import PAPER
+from firm.recipes.presets import FAST, PAPER
 from firm.recipes.recipe import change
+from firm.research import budget
+from firm.research.budget import good_images
 from firm.research.experiment import read_record
 from firm.research.protocols import _tuned
 from firm.research.published import printed, sources
 from firm.research.tables import SCALES, TABLES, experiment, narrowed, plan, rows_on, stored
 from firm.runtime.listener import SILENT
+from firm.training.batches import steps_per_epoch
 from firm.training.positives import POSITIVES
 
 STORED = Path("results/runs")
@@ -34,7 +37,7 @@ def test_a_plan_is_every_row_on_every_data_set_seed_by_seed():
             (seed, data, table.rows[row])
             for seed in (0, 1)
             for data in table.data
-            for row in rows_on(table, data)
+            for row in rows_on(table, data, scale)
             if seed == 0 or not table.rows[row].once
         ]
         assert len({one.key for one in experiments}) == len(cells) or scale == "smoke"  # where every length is one
@@ -86,8 +89,8 @@ def test_floors_stand_in_every_semantic_table_and_train_nothing():
 
 def test_exposure_is_measured_only_where_its_pool_fits():
     table = TABLES["semantic"]
-    assert "firm + OE (300K)" in rows_on(table, "cifar10:bird")
-    assert "firm + OE (300K)" not in rows_on(table, "cats-vs-dogs:cat")
+    assert "firm + OE (300K)" in rows_on(table, "cifar10:bird", "short")
+    assert "firm + OE (300K)" not in rows_on(table, "cats-vs-dogs:cat", "short")
 
 
 def test_classes_and_settings_of_your_own_narrow_a_plan():
@@ -125,6 +128,47 @@ def test_only_the_paper_scale_is_the_papers_protocol():
         plan(table, "huge", [0])
     curve = TABLES["patch-curve"]
     assert [one.steps for one in plan(curve, "paper", [0])] == [one.steps for one in plan(curve, "short", [0])]
+
+
+def test_a_short_semantic_training_is_long_enough_to_learn():
+    asked = {data: experiment(TABLES["objectives"], data, "firm", "short", 0) for data in TABLES["objectives"].data}
+    for data, one in asked.items():
+        training, family = one.recipe.training, data.partition(":")[0]
+        steps = training.epochs * steps_per_epoch(good_images(data), 3, training.batch)
+        assert steps == 4500 if family == "fashion-mnist" else 9900 < steps <= 10_000
+        assert training.stratified
+        assert experiment(TABLES["objectives"], data, "firm", "smoke", 0).recipe.training.epochs == 1
+        floor = experiment(TABLES["objectives"], data, "untrained", "short", 0).recipe
+        assert floor == change(FAST, {"training.epochs": 0})
+
+
+@pytest.mark.parametrize("name", ["temperature", "batch-size"])
+def test_a_sweep_is_shorter_than_the_other_tables_and_leaves_out_batches_without_steps(name):
+    planned = plan(narrowed(TABLES[name], ["horse"], {}), "short", [0])
+    trained = [one.recipe.training for one in planned if one.recipe.training.epochs]
+    assert {training.epochs for training in trained} == {8}
+    assert max(training.batch for training in trained) == {"temperature": 32, "batch-size": 256}[name]
+    at_paper = {one.recipe.training.batch for one in plan(TABLES[name], "paper", [0])}
+    assert max(at_paper) == {"temperature": 32, "batch-size": 2048}[name]
+
+
+def test_hours_on_frozen_features_count_shared_embeddings_once(monkeypatch):
+    monkeypatch.setattr(budget, "embedding", lambda pretrained, size: (0.01, 8))
+    table = TABLES["semantic-frozen"]
+    classes = narrowed(table, ["cifar10:cat"], {})
+    one, two = (budget.hours(plan(narrowed(table, names, {}), "short", [0])) for names in (["cat"], ["cat", "dog"]))
+    assert one[1] == two[1] == 0
+    test = 0.01 * (4 * 10_000 + 40 * 1000) / 3600
+    assert one[0] > test
+    assert two[0] == pytest.approx(2 * (one[0] - test) + test, rel=0.1)  # the test images are embedded once
+    single = sum(budget.hours([asked])[0] for asked in plan(classes, "short", [0]))
+    assert single > 3 * one[0]
+    monkeypatch.setattr(budget, "embedding", missing_weights)
+    assert budget.hours(plan(classes, "short", [0])) == (0, len(table.rows))
+
+
+def missing_weights(pretrained, size):
+    raise ModelFileError("no weights")
 
 
 def test_every_exposure_row_names_its_pool():

@@ -166,16 +166,17 @@ def draw_sweeps(out: Path, *, scale: str, seeds: list[int], folder: Path, listen
     figure, path = Figure(figsize=(13, 3.7), layout="constrained"), out / "temperature-batch-size.png"
     axes = figure.subplots(1, len(SWEEPS) * len(NORMS))
     found = {sweep: list(_by_set(TABLES[sweep], scale, seeds, folder).values()) for sweep in SWEEPS}
-    values = [len(classes[0]) for sets in found.values() for by_seed in sets for classes in by_seed.values()]
-    if max(values, default=0) < 2:  # runs that other tables have made are no sweep
+    swept = [runs for sets in found.values() for by_seed in sets for several in by_seed.values() for runs in several]
+    if max(map(len, swept), default=0) < 2:  # runs that other tables have made are no sweep
         return []
+    classes = list(dict.fromkeys(run["experiment"]["data"] for runs in swept for run in runs.values()))
     for place, letter, (sweep, norm) in zip(axes, "abcd", product(SWEEPS, NORMS), strict=True):
-        table, ticks = TABLES[sweep], trained(TABLES[sweep])
+        ticks = trained(TABLES[sweep])
         for by_seed in found[sweep]:
             at = [ticks.index(row) for row in next(iter(by_seed.values()))[0]]
             _band(place, at, _means(by_seed, partial(_finals, score=NORMS[norm])), COLOURS["firm"], "ours")
         if norm == "without norm":  # a point would flatten a curve of reduced scale
-            paper = np.mean([of_class()["firm", data][0] for data in table.data])
+            paper = np.mean([of_class()["firm", data][0] for data in classes])
             place.text(
                 0.97, 0.03, f"paper at {USED[sweep]}: {paper:.1f}", fontsize=8, ha="right", transform=place.transAxes
             )
@@ -184,7 +185,7 @@ def draw_sweeps(out: Path, *, scale: str, seeds: list[int], folder: Path, listen
         place.set_title(f"({letter}) {SWEEPS[sweep]}, {norm}", fontsize=9)
         place.set_xticks(range(len(ticks)), ticks)
     axes[0].set_ylabel("AUROC %, k=1", fontsize=8)
-    _finish(figure, axes[0], f"FIRM on {', '.join(TABLES['temperature'].data)}, scale `{scale}`", path)
+    _finish(figure, axes[0], f"FIRM on {', '.join(classes)}, scale `{scale}`", path)
     return [path]
 
 

@@ -34,14 +34,14 @@ def semantic_blocks(table: Table, by_data: dict[str, dict[str, Runs]]) -> list[B
     runs = [run for rows in ran.values() for runs in rows.values() for run in runs]
     trained = next((run for run in runs if run["steps"]), runs[0])
     families = dict.fromkeys(data.partition(":")[0] for data in ran)
-    blocks: list[Block] = [_shared_settings(table, trained)]
+    blocks: list[Block] = [_shared_settings(table, trained, runs)]
     blocks += [block for family in families for block in _means(table, family, by_data)]
     blocks += [block for data, rows in ran.items() for block in _class(data, rows)]
     left = len(by_data) - len(ran)
     return [*blocks, f"{left} of {len(by_data)} classes have not run yet." if left else ""]
 
 
-def _shared_settings(table: Table, run: Record) -> str:
+def _shared_settings(table: Table, run: Record, runs: Runs) -> str:
     """What all rows share; what they vary is left to their names."""
     varied = {path for row in table.rows.values() for path in row.changes}
     encoder, training = run["recipe"]["encoder"], run["recipe"]["training"]
@@ -52,8 +52,12 @@ def _shared_settings(table: Table, run: Record) -> str:
         **{f"training.{name}": f"{name} {training[name]}" for name in ("batch", "lr", "temperature", "layout")},
     }
     shared = ", ".join(text for path, text in settings.items() if path not in varied)
+    epochs = {
+        one["experiment"]["data"].partition(":")[0]: one["recipe"]["training"]["epochs"] for one in runs if one["steps"]
+    }
+    length = "".join(f", {count} epochs on {family}" for family, count in epochs.items())
     images = f"{run['test_images']} test images"
-    return f"{shared}; {images}. Rows share initial weights, batches and views. {machine_text(run)}"
+    return f"{shared}{length}; {images}. Rows share initial weights, batches and views. {machine_text(run)}"
 
 
 def _means(table: Table, family: str, by_data: Records) -> list[Block]:

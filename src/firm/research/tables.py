@@ -16,7 +16,11 @@ from firm.research.experiment import PLAIN, Changes, Experiment, Record, read_re
 
 SCALES = ("smoke", "short", "paper")
 STEPS = {"smoke": 20, "short": 600}  # of a reduced training on patches: 600 are about two CPU minutes
-EPOCHS = {"smoke": {}, "short": {"fashion-mnist": 1, "cifar10": 2}}  # of a reduced semantic training, 1 elsewhere
+EPOCHS = {  # of a reduced semantic training, 1 elsewhere: 4,500 steps on Fashion-MNIST, about 10,000 on the others
+    "smoke": {},
+    "short": {"fashion-mnist": 6, "cifar10": 16, "cifar100-super": 32, "cats-vs-dogs": 8},
+}
+SHORT = {"training.stratified": True, "training.lr": 0.03, "views.jitter.hue": 0.1}  # of a reduced semantic training
 TEST_IMAGES = {"smoke": 200, "short": 2000, "paper": 0}  # of a semantic test; 0: all of it
 
 
@@ -30,6 +34,7 @@ class Row:
     variants: dict[str, Changes] = field(default_factory=lambda: dict(PLAIN))  # ways of scoring -> settings
     without: dict[str, list[str]] = field(default_factory=dict)  # data set -> variants left out there
     only: list[str] = field(default_factory=list)  # data sets it is measured on; empty: all of the table
+    scales: list[str] = field(default_factory=list)  # at which it is run; empty: all
     longer: int = 1  # times the usual steps of a scale
     steps: int = 0  # instead of the scale's, and with as many probes
     probes: int = 1
@@ -100,14 +105,19 @@ def plan(table: Table, scale: str, seeds: list[int]) -> list[Experiment]:
         experiment(table, data, row, scale, seed)
         for seed in seeds
         for data in chosen(table)
-        for row in rows_on(table, data)
+        for row in rows_on(table, data, scale)
         if seed in seeds_of(table.rows[row], seeds)
     ]
 
 
-def rows_on(table: Table, data: str) -> list[str]:
-    """The rows that are measured on a data set."""
-    return [name for name, row in table.rows.items() if not row.only or data.partition(":")[0] in row.only]
+def rows_on(table: Table, data: str, scale: str) -> list[str]:
+    """The rows that are measured on a data set at a scale."""
+    family = data.partition(":")[0]
+    return [
+        name
+        for name, row in table.rows.items()
+        if (not row.only or family in row.only) and (not row.scales or scale in row.scales)
+    ]
 
 
 def seeds_of(row: Row, seeds: list[int]) -> list[int]:
@@ -133,8 +143,8 @@ def experiment(table: Table, data: str, name: str, scale: str, seed: int) -> Exp
     row, made = table.rows[name], partial(Experiment, protocol=table.protocol, data=data, seed=seed)
     changes, steps, probes, paper = row.changes | row.on.get(data, {}), 0, 1, scale == "paper"
     if table.protocol == "semantic":
-        epochs = {} if paper else {"training.epochs": EPOCHS[scale].get(data.partition(":")[0], 1)}
-        recipe = _with_settings(change(PAPER if paper else FAST, epochs | changes), table, data)
+        recipe = PAPER if paper else _reduced(table, row, data, scale)
+        recipe = _with_settings(change(recipe, changes), table, data)
         probes = 1 if row.floor else 200 if paper else 10
         return made(recipe=recipe, probes=probes, test_images=TEST_IMAGES[scale])
     if table.protocol == "frozen":  # at full length, with all images
@@ -155,6 +165,14 @@ def experiment(table: Table, data: str, name: str, scale: str, seed: int) -> Exp
     return made(recipe=recipe, probes=probes, steps=steps, side=side, variants=variants, keep_back=row.keep_back)
 
 
+def _reduced(table: Table, row: Row, data: str, scale: str) -> Recipe:
+    """The recipe of a reduced semantic training, with the changes of the table; floors keep the preset's settings."""
+    if row.floor:
+        return FAST
+    epochs = {"training.epochs": EPOCHS[scale].get(data.partition(":")[0], 1)}
+    return change(FAST, SHORT | epochs | table.reduced | (epochs if scale == "smoke" else {}))
+
+
 def _with_settings(recipe: Recipe, table: Table, data: str) -> Recipe:
     """The recipe with the table's settings, `{class}` being that of the data; what trains nothing goes on doing so."""
     name = data.partition(":")[2] or data
@@ -172,7 +190,7 @@ def stored_runs(table: Table, scale: str, seeds: list[int], folder: Path) -> dic
         records = [read_record(folder, one) for one in asked]
         return [record for record in records if record is not None]
 
-    return {data: {row: runs(data, row) for row in rows_on(table, data)} for data in table.data}
+    return {data: {row: runs(data, row) for row in rows_on(table, data, scale)} for data in table.data}
 
 
 def with_runs(table: Table, scale: str, seeds: list[int], folder: Path) -> Table | None:
