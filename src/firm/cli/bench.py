@@ -103,7 +103,7 @@ def plan(
     print(f"all: {len(every)} runs, {len(every) - len(to_make)} done, {len(to_make) - len(absent)} to make", end="")
     print(f", {len(absent)} without data ({', '.join(dict.fromkeys(absent))})" if absent else "")
     print(f"about {cost:.1f} CPU hours on this machine", end="")
-    print(f", and {unknown} runs on frozen features or sets of unknown size" if unknown else "")
+    print(f", and {unknown} runs on frozen patches or sets of unknown size" if unknown else "")
     if absent:
         cost, _ = hours(to_make)
         print(f"about {cost:.1f} CPU hours with all data")

@@ -20,7 +20,8 @@ EPOCHS = {  # of a reduced semantic training, 1 elsewhere: 4,500 steps on Fashio
     "smoke": {},
     "short": {"fashion-mnist": 6, "cifar10": 16, "cifar100-super": 32, "cats-vs-dogs": 8},
 }
-SHORT = {"training.stratified": True, "training.lr": 0.1, "views.jitter.hue": 0.1}  # of a reduced semantic training
+# of a reduced semantic training, chosen on held-out training images (docs/results/README.md)
+SHORT = {"training.stratified": True, "training.lr": 0.1, "views.jitter.hue": 0.1}
 TEST_IMAGES = {"smoke": 200, "short": 2000, "paper": 0}  # of a semantic test; 0: all of it
 
 
