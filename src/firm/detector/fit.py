@@ -216,8 +216,8 @@ def fold_model(
 ) -> Model:
     """The model of all images but those of a fold; its training resumes in a folder of its own.
 
-    A long training is cut to a third, so that all folds cost little more than one training, unless minutes are given:
-    how good images score by a bank depends little on the last epochs.
+    A long training is cut to a third, so that all folds cost little more than one training, unless minutes are given.
+    Scores of good images by such a model are a little different: see docs/results/README.md.
     """
     if (epochs := prepared.recipe.training.epochs) > SHORT and options.minutes is None:
         prepared = _trained_for(prepared, max(LEAST, epochs // CUT))
