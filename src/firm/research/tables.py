@@ -22,6 +22,7 @@ EPOCHS = {  # of a reduced semantic training, 1 elsewhere: 4,500 steps on Fashio
 }
 # of a reduced semantic training, chosen on held-out training images (docs/results/README.md)
 SHORT = {"training.stratified": True, "training.lr": 0.1, "views.jitter.hue": 0.1}
+OF_TRAINING = ("training", "positives", "outliers", "views")  # settings that change no floor
 TEST_IMAGES = {"smoke": 200, "short": 2000, "paper": 0}  # of a semantic test; 0: all of it
 
 
@@ -61,6 +62,7 @@ class Table:
     published: dict[str, dict[str, Any]] = field(default_factory=dict)  # printed tables beside it -> how they are read
     settings: Changes = field(default_factory=dict)  # yours, on top of everything
     classes: list[str] = field(default_factory=list)  # yours: the only ones that are run; empty: all
+    only: list[str] = field(default_factory=list)  # your rows: the only ones that are run; empty: all
     why: str = ""  # for readers of the file
 
 
@@ -117,7 +119,9 @@ def rows_on(table: Table, data: str, scale: str) -> list[str]:
     return [
         name
         for name, row in table.rows.items()
-        if (not row.only or family in row.only) and (not row.scales or scale in row.scales)
+        if (not row.only or family in row.only)
+        and (not row.scales or scale in row.scales)
+        and (not table.only or name in table.only)
     ]
 
 
@@ -126,9 +130,9 @@ def seeds_of(row: Row, seeds: list[int]) -> list[int]:
     return seeds[:1] if row.once else seeds
 
 
-def narrowed(table: Table, classes: Sequence[str], settings: Mapping[str, object]) -> Table:
-    """The table on some of its classes, and with your settings on top of every training."""
-    return replace(table, classes=list(classes), settings=dict(settings))
+def narrowed(table: Table, classes: Sequence[str], settings: Mapping[str, object], rows: Sequence[str] = ()) -> Table:
+    """The table on some of its classes and rows, and with your settings on top of every training."""
+    return replace(table, classes=list(classes), only=list(rows), settings=dict(settings))
 
 
 def chosen(table: Table) -> list[str]:
@@ -145,7 +149,7 @@ def experiment(table: Table, data: str, name: str, scale: str, seed: int) -> Exp
     changes, steps, probes, paper = row.changes | row.on.get(data, {}), 0, 1, scale == "paper"
     if table.protocol == "semantic":
         recipe = PAPER if paper else _reduced(table, row, data, scale)
-        recipe = _with_settings(change(recipe, changes), table, data)
+        recipe = _with_settings(change(recipe, changes), table, data, floor=row.floor)
         probes = 1 if row.floor else 200 if paper else 10
         return made(recipe=recipe, probes=probes, test_images=TEST_IMAGES[scale])
     if table.protocol == "frozen":  # at full length, with all images
@@ -160,7 +164,7 @@ def experiment(table: Table, data: str, name: str, scale: str, seed: int) -> Exp
     else:
         recipe = change(recipe, table.reduced)
         steps = STEPS[scale] * row.longer if recipe.training.epochs else 0
-    recipe, side = _with_settings(recipe, table, data), 128 if data.startswith("drawn:") else 256
+    recipe, side = _with_settings(recipe, table, data, floor=row.floor), 128 if data.startswith("drawn:") else 256
     steps = 0 if "training.epochs" in table.settings else steps
     variants = {way: how for way, how in row.variants.items() if way not in row.without.get(data, ())}
     return made(recipe=recipe, probes=probes, steps=steps, side=side, variants=variants, keep_back=row.keep_back)
@@ -174,10 +178,12 @@ def _reduced(table: Table, row: Row, data: str, scale: str) -> Recipe:
     return change(FAST, SHORT | epochs | table.reduced | (epochs if scale == "smoke" else {}))
 
 
-def _with_settings(recipe: Recipe, table: Table, data: str) -> Recipe:
+def _with_settings(recipe: Recipe, table: Table, data: str, *, floor: bool) -> Recipe:
     """The recipe with the table's settings, `{class}` being that of the data; what trains nothing goes on doing so."""
     name = data.partition(":")[2] or data
     settings = {path: v.replace("{class}", name) if isinstance(v, str) else v for path, v in table.settings.items()}
+    if floor:
+        settings = {path: value for path, value in settings.items() if path.partition(".")[0] not in OF_TRAINING}
     if not recipe.training.epochs:
         settings.pop("training.epochs", None)
     return change(recipe, settings)
