@@ -98,8 +98,17 @@ def test_classes_and_settings_of_your_own_narrow_a_plan():
     planned = plan(table, "short", [0])
     assert {one.data for one in planned} == {"mvtec:screw", "mvtec:pill"}
     assert {(one.recipe.training.epochs, one.steps) for one in planned} == {(0, 0), (7, 0)}  # floors train nothing
-    assert {one.recipe.outliers.folder for one in planned} == {"sia/screw", "sia/pill"}
-    assert {one.key for one in planned}.isdisjoint(one.key for one in plan(TABLES["mvtec"], "short", [0]))
+    known = {one.key for one in plan(TABLES["mvtec"], "short", [0])}
+    pixels, encoders = ([one for one in planned if (one.recipe.features == "pixels") == it] for it in (True, False))
+    assert {one.recipe.outliers.folder for one in encoders} == {"sia/screw", "sia/pill"}
+    assert {one.key for one in encoders}.isdisjoint(known)
+    assert {one.key for one in pixels} <= known  # what only a training reads does not rename them
+
+
+def test_rows_of_your_own_choice_are_the_only_ones():
+    table = narrowed(TABLES["objectives"], ["cifar10:bird"], {}, ["firm", "untrained"])
+    assert len(plan(table, "short", [0, 1])) == 4
+    assert rows_on(table, "cifar10:bird", "short") == ["untrained", "firm"]
 
 
 def test_rows_of_the_objectives_differ_in_the_positive_set_alone():
@@ -146,7 +155,7 @@ def test_a_short_semantic_training_is_long_enough_to_learn():
 def test_a_sweep_is_shorter_than_the_other_tables_and_leaves_out_batches_without_steps(name):
     planned = plan(narrowed(TABLES[name], ["horse"], {}), "short", [0])
     trained = [one.recipe.training for one in planned if one.recipe.training.epochs]
-    assert {training.epochs for training in trained} == {8}
+    assert {training.epochs for training in trained} == {4}
     assert max(training.batch for training in trained) == {"temperature": 32, "batch-size": 256}[name]
     at_paper = {one.recipe.training.batch for one in plan(TABLES[name], "paper", [0])}
     assert max(at_paper) == {"temperature": 32, "batch-size": 2048}[name]

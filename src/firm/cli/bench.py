@@ -280,8 +280,8 @@ def _asked(
     changes = parse_settings(settings or ())
     tables = {name: narrowed(TABLES[name], classes or (), changes, rows or ()) for name in names if name in TABLES}
     figures = list(FIGURES) if EVERY_FIGURE in names else [name for name in names if name in FIGURES]
-    if figures and (classes or rows or settings):
-        raise SettingError(f"the figure {figures[0]} is drawn from whole tables; leave --class, --row and --set out")
+    if not tables and (classes or rows or settings):
+        raise SettingError(f"the figure {figures[0]} is drawn from whole tables; leave out --class, --row and --set")
     for row in rows or ():
         if not any(row in table.rows for table in tables.values()):
             listed = ", ".join(dict.fromkeys(name for table in tables.values() for name in table.rows))

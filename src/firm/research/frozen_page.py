@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from firm.metrics.image import mean_std
 from firm.research.blocks import Block, Grid
-from firm.research.cell_text import Runs, label
+from firm.research.cell_text import Runs, label, lead_text
 from firm.research.published import of_class
 from firm.research.tables import Table
 
@@ -22,8 +22,11 @@ def frozen_blocks(_table: Table, by_data: dict[str, dict[str, Runs]]) -> list[Bl
             continue
         names = list(next(iter(classes.values())))
         every = {row: [run for rows in classes.values() for run in rows[row]] for row in names}
-        means = [[label(row, every[row]), *_means([rows[row] for rows in classes.values()])] for row in names]
-        head = ["row", "classes", "seeds", *SCORES, "held-out (frozen)", "CPU s per class"]
+        means = [
+            [label(row, every[row]), *_means([rows[row] for rows in classes.values()]), _lead(row, [*classes.values()])]
+            for row in names
+        ]
+        head = ["row", "classes", "seeds", *SCORES, "held-out (frozen)", "CPU s per class", f"FIRM minus it, {SHOWN}"]
         parts += [f"### {family}", Grid(head, means), f"Class by class, {SHOWN}:"]
         lines = [[row, *(_mean(_values(rows[row], SHOWN)) for rows in classes.values())] for row in names]
         for method in ("firm", "firm + OE (300K)"):
@@ -46,6 +49,23 @@ def _means(classes: list[Runs]) -> list[str]:
     compared = f"{_mean(unseen['encoder'])} ({_mean(unseen['backbone'])})" if held else "-"
     seconds = [sum(run["cpu_seconds"][part] for part in ("embedding", "training", "test")) for r in done for run in r]
     return [str(len(done)), str(seeds), *scores, compared, f"{_average(seconds):.0f}" if seconds else "-"]
+
+
+def _lead(row: str, classes: list[dict[str, Runs]]) -> str:
+    """FIRM minus the row with its interval: the mean over the classes that both have run, seed by seed."""
+    if row == "firm":
+        return "-"
+    pairs = [(_by_seed(rows["firm"]), _by_seed(rows[row])) for rows in classes if rows["firm"] and rows[row]]
+    seeds = sorted(set.intersection(*(set(firm) for firm, _ in pairs))) if pairs else []
+    if any(len(other) > 1 for _, other in pairs):  # a floor has one run for every seed
+        seeds = [seed for seed in seeds if all(seed in other for _, other in pairs)]
+    return lead_text(
+        [_average(firm[seed] - other.get(seed, next(iter(other.values()))) for firm, other in pairs) for seed in seeds]
+    )
+
+
+def _by_seed(runs: Runs) -> dict[int, float]:
+    return {run["experiment"]["seed"]: value for run, value in zip(runs, _values(runs, SHOWN), strict=True)}
 
 
 def _values(runs: Runs, score: str) -> list[float]:

@@ -22,7 +22,7 @@ EPOCHS = {  # of a reduced semantic training, 1 elsewhere: 4,500 steps on Fashio
 }
 # of a reduced semantic training, chosen on held-out training images (docs/results/README.md)
 SHORT = {"training.stratified": True, "training.lr": 0.1, "views.jitter.hue": 0.1}
-OF_TRAINING = ("training", "positives", "outliers", "views")  # settings that change no floor
+OF_TRAINING = ("training", "positives", "outliers", "views")  # settings that plain pixels have nothing of
 TEST_IMAGES = {"smoke": 200, "short": 2000, "paper": 0}  # of a semantic test; 0: all of it
 
 
@@ -149,7 +149,7 @@ def experiment(table: Table, data: str, name: str, scale: str, seed: int) -> Exp
     changes, steps, probes, paper = row.changes | row.on.get(data, {}), 0, 1, scale == "paper"
     if table.protocol == "semantic":
         recipe = PAPER if paper else _reduced(table, row, data, scale)
-        recipe = _with_settings(change(recipe, changes), table, data, floor=row.floor)
+        recipe = _with_settings(change(recipe, changes), table, data)
         probes = 1 if row.floor else 200 if paper else 10
         return made(recipe=recipe, probes=probes, test_images=TEST_IMAGES[scale])
     if table.protocol == "frozen":  # at full length, with all images
@@ -164,7 +164,7 @@ def experiment(table: Table, data: str, name: str, scale: str, seed: int) -> Exp
     else:
         recipe = change(recipe, table.reduced)
         steps = STEPS[scale] * row.longer if recipe.training.epochs else 0
-    recipe, side = _with_settings(recipe, table, data, floor=row.floor), 128 if data.startswith("drawn:") else 256
+    recipe, side = _with_settings(recipe, table, data), 128 if data.startswith("drawn:") else 256
     steps = 0 if "training.epochs" in table.settings else steps
     variants = {way: how for way, how in row.variants.items() if way not in row.without.get(data, ())}
     return made(recipe=recipe, probes=probes, steps=steps, side=side, variants=variants, keep_back=row.keep_back)
@@ -178,11 +178,11 @@ def _reduced(table: Table, row: Row, data: str, scale: str) -> Recipe:
     return change(FAST, SHORT | epochs | table.reduced | (epochs if scale == "smoke" else {}))
 
 
-def _with_settings(recipe: Recipe, table: Table, data: str, *, floor: bool) -> Recipe:
+def _with_settings(recipe: Recipe, table: Table, data: str) -> Recipe:
     """The recipe with the table's settings, `{class}` being that of the data; what trains nothing goes on doing so."""
     name = data.partition(":")[2] or data
     settings = {path: v.replace("{class}", name) if isinstance(v, str) else v for path, v in table.settings.items()}
-    if floor:
+    if recipe.features == "pixels":
         settings = {path: value for path, value in settings.items() if path.partition(".")[0] not in OF_TRAINING}
     if not recipe.training.epochs:
         settings.pop("training.epochs", None)
