@@ -7,23 +7,27 @@ a table share them, and an interrupted training or sampling goes on where it was
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from firm.diffusion.model import DiffusionModel, diffusers, sized, to_model
-from firm.diffusion.sample import CARD, Sampling, write_samples
-from firm.diffusion.train import LEARNING, Cost, Images, Learning, cost_of, learn_images
+from firm.data.registry import load
+from firm.diffusion.model import Denoiser, DiffusionModel, diffusers, sized, to_model
+from firm.diffusion.sample import CARD, Sampling, sample, write_image, write_samples
+from firm.diffusion.train import LEARNING, Cost, Images, Learning, OnSamples, cost_of, learn_images
+from firm.images.foreground import automatic
 from firm.images.preprocess import fingerprint
-from firm.outliers.registry import Sia
+from firm.outliers.registry import Sia, scene_of
 from firm.recipes.recipe import Recipe, change
 from firm.runtime.files import cache_folder, folder_lock
 from firm.runtime.listener import SILENT, Listener
+from firm.runtime.random import stream
 from firm.training.runs import CHECKPOINT
 
 PRODUCT = "part"
@@ -35,7 +39,6 @@ def generated(
     recipe: Recipe,
     images: UInt8[Tensor, "n c h w"],
     *,
-    seed: int,
     device: torch.device | str = "cpu",
     checkpoint_seconds: float = 30.0,
     listener: Listener = SILENT,
@@ -50,7 +53,7 @@ def generated(
     diffusers()  # a missing package is reported before anything is computed
     settings, learning, sampling = sized(source.model), learning_of(source), Sampling(strength=source.strength)
     good = to_model(images, settings.side)
-    parts = [asdict(settings), asdict(learning), asdict(sampling), fingerprint(good), seed]
+    parts = [asdict(settings), asdict(learning), asdict(sampling), fingerprint(good), source.seed]
     name = Path("sia") / hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     place = cache_folder() / name
     with _own(place, listener):
@@ -59,9 +62,9 @@ def generated(
             if not (place / "images" / CARD).exists():  # the work has not begun, or only the training
                 cost = cost_of(settings, learning, sampling, device=str(device))
                 listener.say(described(cost, learning, source.images, settings.side))
-            model = _model(place, good, source, learning, seed, str(device), checkpoint_seconds, listener)
+            model = _model(place, good, source, str(device), checkpoint_seconds, listener)
             counted = listener.count("sampling anomalies", source.images)
-            write_samples(model, place / "images", source.images, sampling, seed=seed, on_images=counted)
+            write_samples(model, place / "images", source.images, sampling, seed=source.seed, on_images=counted)
             finished.touch()
     return change(recipe, {"outliers.folder": (name / "images" / PRODUCT).as_posix()})
 
@@ -85,8 +88,6 @@ def _model(
     place: Path,
     good: Images,
     source: Sia,
-    learning: Learning,
-    seed: int,
     device: str,
     checkpoint_seconds: float,
     listener: Listener,
@@ -98,8 +99,8 @@ def _model(
         good,
         torch.zeros(len(good), dtype=torch.long),
         sized(source.model, (PRODUCT,)),
-        learning,
-        seed=seed,
+        learning_of(source),
+        seed=source.seed,
         folder=place / RUN,
         device=device,
         checkpoint_seconds=checkpoint_seconds,
@@ -108,6 +109,71 @@ def _model(
     model.save(place / MODEL)
     (place / RUN / CHECKPOINT).unlink(missing_ok=True)
     return model
+
+
+def train_products(
+    products: Sequence[str],
+    settings: Denoiser,
+    learning: Learning,
+    *,
+    seed: int,
+    weights: Path | None = None,
+    folder: Path | None = None,
+    device: str = "cpu",
+    checkpoint_seconds: float = 30.0,
+    listener: Listener = SILENT,
+    on_samples: OnSamples | None = None,
+) -> DiffusionModel:
+    """A diffusion model of the good images of each product, by name as `firm.data.registry.load` takes it."""
+    good = [to_model(load(name, side=settings.side, with_test=False).train, settings.side) for name in products]
+    labels = torch.cat([torch.full((len(images),), number) for number, images in enumerate(good)])
+    return learn_images(
+        torch.cat(good),
+        labels,
+        settings,
+        learning,
+        seed=seed,
+        weights=weights,
+        folder=folder,
+        device=device,
+        checkpoint_seconds=checkpoint_seconds,
+        listener=listener,
+        on_samples=on_samples,
+    )
+
+
+def sheet_of(
+    model: DiffusionModel,
+    product: str,
+    strengths: Sequence[float],
+    sampling: Sampling,
+    *,
+    seed: int,
+    label: int = 0,
+    shown: int = 8,
+    listener: Listener = SILENT,
+) -> dict[str, Images]:
+    """Rows of a sheet: good images, samples of each strength, and good images with samples of 0.1 to 0.2 blended in."""
+    good = load(product, with_test=False).train
+    good = good[torch.linspace(0, len(good) - 1, min(shown, len(good))).round().long()]
+    rows, sampling = {"normal": good}, replace(sampling, batch=min(sampling.batch, shown))
+    counted = listener.count("sampling", shown * (len(strengths) + 1))
+
+    def drawn(low: float, high: float) -> Images:
+        made = list[Images]()
+        for _, images in sample(model, shown, replace(sampling, strength=(low, high)), seed=seed, label=label):
+            made.append(images)
+            counted(len(images))
+        return torch.cat(made)
+
+    for strength in strengths:
+        rows[f"s = {strength:g}"] = drawn(strength, strength)
+    with TemporaryDirectory() as folder:
+        for number, image in enumerate(drawn(*sorted(strengths)[1:3])):
+            write_image(Path(folder) / f"{number}.jpg", image)
+        scene = scene_of(good, good, None, rule=automatic(good))
+        rows["blended"] = Sia(folder=folder)(good, rng=stream(seed, "sheet"), scene=scene).images
+    return rows
 
 
 @contextmanager

@@ -130,7 +130,7 @@ def prepare(
     typical = None if aligned is None else aligned.typical()
     aligned = None if aligned is None else aligned.completed(typical)
     images = data.train if aligned is None else aligned.images
-    recipe = generated(recipe, images, seed=seed, device=device, listener=listener)
+    recipe = generated(recipe, images, device=device, listener=listener)
     preprocessing = Preprocessing(
         side, recipe.zoom, _statistics(recipe, data, images, backbone), side=data.train.shape[-1], depth=data.depth
     )

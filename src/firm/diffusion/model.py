@@ -34,7 +34,7 @@ class Denoiser:
     """The shape of a denoiser: one level per entry of `channels`, each half as wide as the one before."""
 
     side: int = 64  # px of its images
-    channels: tuple[int, ...] = (64, 64, 128, 128)
+    channels: tuple[int, ...] = (32, 64, 128, 128)
     layers: int = 1  # residual blocks of a level
     attention: tuple[int, ...] = (8,)  # sides of the levels with self-attention
     head: int = 32  # channels of an attention head

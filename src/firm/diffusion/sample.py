@@ -145,7 +145,7 @@ def write_samples(
 
         for numbers, images in sample(model, count, sampling, seed=seed, label=known.index(name.name), skip=is_there):
             for number, image in zip(numbers, images, strict=True):
-                write_atomically(_file(name, number), _jpeg(image))
+                write_image(_file(name, number), image)
             on_images(len(numbers))
     return places
 
@@ -154,9 +154,10 @@ def _file(place: Path, number: int) -> Path:
     return place / f"{number:05d}.jpg"
 
 
-def _jpeg(image: UInt8[Tensor, "3 s s"]) -> bytes:
+def write_image(file: Path, image: UInt8[Tensor, "3 s s"]) -> None:
+    """Write a JPEG file."""
     pixels = cv2.cvtColor(image.permute(1, 2, 0).contiguous().numpy(), cv2.COLOR_RGB2BGR)
-    return cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1].tobytes()
+    write_atomically(file, cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1].tobytes())
 
 
 def _check_card(folder: Path, card: dict[str, object]) -> None:

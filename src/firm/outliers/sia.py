@@ -25,6 +25,7 @@ class Sia:
     steps: int = 0  # of its training; 0: those of its size
     images: int = 512  # that are sampled from it
     strength: tuple[float, float] = (0.1, 0.2)  # of the perturbation; drawn for each batch of samples
+    seed: int = 0  # of the diffusion model and its samples: fits of all seeds share them
     opacity: tuple[float, float] = (0.5, 1.0)
     least: int = 16  # pixels an anomaly must have
     per_inlier: int = 1

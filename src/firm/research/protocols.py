@@ -63,7 +63,8 @@ def patches(experiment: Experiment, data: OneClass, options: Options, listener: 
     tuned, saved = _tuned(experiment.recipe, data, parts, backbone, listener)
     recipe, seed = _lasting(experiment, tuned.recipe, data), options.seed
     place, masks = options.folder, tuned.masks
-    prepared = prepare(recipe, data, parts, seed=seed, backbone=backbone, masks=masks, folder=place, listener=listener)
+    how = {"masks": masks, "folder": place, "device": options.device, "listener": listener}
+    prepared = prepare(recipe, data, parts, seed=seed, backbone=backbone, **how)
     prepare_seconds = saved + time.process_time() - started
 
     def detector(run: Run, recipe: Recipe) -> Detector:

@@ -10,11 +10,17 @@ from typing import Any
 
 from firm.data.registry import DATASETS
 from firm.errors import SettingError
+from firm.outliers.registry import Sia
 from firm.recipes.presets import FAST, PAPER, PRESETS
 from firm.recipes.recipe import Recipe, change
 from firm.research.experiment import PLAIN, Changes, Experiment, Record, read_record
 
 SCALES = ("smoke", "short", "paper")
+SIA: dict[str, Changes] = {  # the diffusion model of `outliers=sia` at each scale
+    "smoke": {"outliers.steps": 4, "outliers.images": 4},
+    "short": {},
+    "paper": {"outliers.model": "paper", "outliers.images": 10_000},
+}
 STEPS = {"smoke": 20, "short": 600}  # of a reduced training on patches: 600 are about two CPU minutes
 EPOCHS = {  # of a reduced semantic training, 1 elsewhere: 4,500 steps on Fashion-MNIST, about 10,000 on the others
     "smoke": {},
@@ -59,6 +65,7 @@ class Table:
     reduced: Changes = field(default_factory=dict)  # below the paper's scale
     differences: list[str] | None = None  # from the paper's protocol at its scale; None: not its protocol at all
     published: dict[str, dict[str, Any]] = field(default_factory=dict)  # printed tables beside it -> how they are read
+    along: dict[str, Row] = field(default_factory=dict)  # a setting of yours, such as outliers=sia -> what comes with it
     settings: Changes = field(default_factory=dict)  # yours, on top of everything
     classes: list[str] = field(default_factory=list)  # yours: the only ones that are run; empty: all
     why: str = ""  # for readers of the file
@@ -74,7 +81,8 @@ def _tables() -> dict[str, Table]:
     content = stored("tables")
     tables = extended(content["tables"], content["shared"])
     for table in tables.values():
-        table["rows"] = {row: Row(**fields) for row, fields in table["rows"].items()}
+        for rows in ("rows", "along"):
+            table[rows] = {row: Row(**fields) for row, fields in table.get(rows, {}).items()}
         table["data"] = expanded(table["data"])
     return {name: Table(**fields) for name, fields in tables.items()}
 
@@ -145,7 +153,7 @@ def experiment(table: Table, data: str, name: str, scale: str, seed: int) -> Exp
     changes, steps, probes, paper = row.changes | row.on.get(data, {}), 0, 1, scale == "paper"
     if table.protocol == "semantic":
         recipe = PAPER if paper else _reduced(table, row, data, scale)
-        recipe = _with_settings(change(recipe, changes), table, data)
+        recipe = _with_settings(change(recipe, changes), table, data, scale)
         probes = 1 if row.floor else 200 if paper else 10
         return made(recipe=recipe, probes=probes, test_images=TEST_IMAGES[scale])
     if table.protocol == "frozen":  # at full length, with all images
@@ -160,7 +168,7 @@ def experiment(table: Table, data: str, name: str, scale: str, seed: int) -> Exp
     else:
         recipe = change(recipe, table.reduced)
         steps = STEPS[scale] * row.longer if recipe.training.epochs else 0
-    recipe, side = _with_settings(recipe, table, data), 128 if data.startswith("drawn:") else 256
+    recipe, side = _with_settings(recipe, table, data, scale), 128 if data.startswith("drawn:") else 256
     steps = 0 if "training.epochs" in table.settings else steps
     variants = {way: how for way, how in row.variants.items() if way not in row.without.get(data, ())}
     return made(recipe=recipe, probes=probes, steps=steps, side=side, variants=variants, keep_back=row.keep_back)
@@ -174,13 +182,17 @@ def _reduced(table: Table, row: Row, data: str, scale: str) -> Recipe:
     return change(FAST, SHORT | epochs | table.reduced | (epochs if scale == "smoke" else {}))
 
 
-def _with_settings(recipe: Recipe, table: Table, data: str) -> Recipe:
+def _with_settings(recipe: Recipe, table: Table, data: str, scale: str) -> Recipe:
     """The recipe with the table's settings, `{class}` being that of the data; what trains nothing goes on doing so."""
     name = data.partition(":")[2] or data
     settings = {path: v.replace("{class}", name) if isinstance(v, str) else v for path, v in table.settings.items()}
     if not recipe.training.epochs:
         settings.pop("training.epochs", None)
-    return change(recipe, settings)
+    for row in (row for setting, row in table.along.items() if setting.partition("=")[::2] in settings.items()):
+        recipe = change(recipe, row.changes | row.on.get(data, {}))
+    recipe = change(recipe, settings)
+    own = {path: value for path, value in SIA[scale].items() if path not in settings}
+    return change(recipe, own) if isinstance(recipe.outliers, Sia) and not recipe.outliers.folder else recipe
 
 
 def stored_runs(table: Table, scale: str, seeds: list[int], folder: Path) -> dict[str, dict[str, list[Record]]]:
