@@ -135,7 +135,7 @@ def _recipe(
 
 
 def _chosen(outliers: str, preset: str) -> list[str]:
-    """The settings of one source of outliers; it makes as many per good image as the preset's, so a training is as long."""
+    """The settings of a source that makes as many outliers per good image as the preset's: a training is as long."""
     from dataclasses import fields
 
     from firm.outliers.registry import OUTLIERS

@@ -68,8 +68,8 @@ def train(
         raise SettingError(f"{named(out)} is a folder; name a file such as part.sia")
     diffusers()
     run, settings = out.with_name(out.name + ".run"), sized(size, tuple(product_name(each) for each in data))
-    asked = {name: value for name, value in (("steps", steps), ("batch", batch)) if value is not None}
-    learning = replace(LEARNING[size], **asked)
+    usual = LEARNING[size]
+    learning = replace(usual, steps=steps or usual.steps, batch=batch or usual.batch)
     say(described(cost_of(settings, learning, device=device), learning, 0, settings.side))
 
     def draw(step: int, samples: UInt8[Tensor, "n 3 s s"]) -> None:
@@ -179,4 +179,3 @@ def _sampling(strength: str, steps: int, batch: int, ddim: bool) -> Sampling:
     except ValueError as error:
         raise SettingError(f"--strength {strength!r} is no number or range; write .1:.2") from error
     return Sampling(strength=span, steps=steps, batch=batch, method="ddim" if ddim else "ddpm")
-

@@ -122,7 +122,10 @@ def prepare(
     device: torch.device | str = "cpu",
     listener: Listener = SILENT,
 ) -> Prepared:
-    """Align the images; make those of `outliers=sia` on the device; with a backbone, embed them and their synthetic defects (cached in `folder`, resumable)."""
+    """Align the images; with a backbone, embed them and their synthetic defects (cached in `folder`, resumable).
+
+    The images that `outliers=sia` blends are made first, on the device.
+    """
     side = working_side(recipe, data)
     if recipe.patchwise:
         recipe.grid.places(side, side)  # raises if the images are too small

@@ -150,7 +150,7 @@ class DiffusionModel:
     def load(cls, path: Path, device: torch.device | str = "cpu") -> "DiffusionModel":
         tensors, card = load_tensors(path, kind=KIND, schema=SCHEMA)
         try:
-            stored = {name: tuple(v) if isinstance(v, list) else v for name, v in card["settings"].items()}
+            stored: Card = {name: tuple(v) if isinstance(v, list) else v for name, v in card["settings"].items()}
             settings, origin = Denoiser(**stored), card["origin"]
             network = build(settings, seed=0)
             network.load_state_dict(tensors)

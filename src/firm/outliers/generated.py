@@ -70,7 +70,7 @@ def _shown(file: Path, channels: int, height: int, width: int) -> UInt8[Bytes, "
     except FirmError as error:
         warnings.warn(f"left out: {error}", stacklevel=2)
         return None
-    image = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY) if channels == 1 else image
-    if image.shape[0] * image.shape[1] >= height * width:
-        image = np.asarray(cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA), np.uint8)
-    return image.reshape(*image.shape[:2], channels).transpose(2, 0, 1)
+    shown = np.asarray(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY) if channels == 1 else image, np.uint8)
+    if shown.shape[0] * shown.shape[1] >= height * width:
+        shown = np.asarray(cv2.resize(shown, (width, height), interpolation=cv2.INTER_AREA), np.uint8)
+    return shown.reshape(*shown.shape[:2], channels).transpose(2, 0, 1)

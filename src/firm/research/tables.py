@@ -65,7 +65,9 @@ class Table:
     reduced: Changes = field(default_factory=dict)  # below the paper's scale
     differences: list[str] | None = None  # from the paper's protocol at its scale; None: not its protocol at all
     published: dict[str, dict[str, Any]] = field(default_factory=dict)  # printed tables beside it -> how they are read
-    along: dict[str, Row] = field(default_factory=dict)  # a setting of yours, such as outliers=sia -> what comes with it
+    along: dict[str, Row] = field(
+        default_factory=dict
+    )  # a setting of yours, such as outliers=sia -> what comes with it
     settings: Changes = field(default_factory=dict)  # yours, on top of everything
     classes: list[str] = field(default_factory=list)  # yours: the only ones that are run; empty: all
     why: str = ""  # for readers of the file
