@@ -18,6 +18,7 @@ from firm.diffusion.model import SIZES, TIMES, Denoiser, DiffusionModel, alpha_b
 from firm.diffusion.sample import Sampling, log_variance, reverse_step, sample, times, write_samples
 from firm.diffusion.train import (
     LEARNING,
+    Denoising,
     DenoisingTask,
     Learning,
     NoisyBatch,
@@ -72,10 +73,10 @@ def test_at_strength_0_a_step_is_that_of_diffusers_ddpm(steps, variance):
     scheduler = DDPMScheduler(beta_schedule="linear", variance_type=variance, timestep_spacing="leading")
     scheduler.set_timesteps(steps)
     assert scheduler.timesteps.tolist() == times(steps)
-    for time in times(steps):
-        noisy, output, noise = drawn(time), drawn(time + 1, 6 if variance == "learned_range" else 3), drawn(7)
-        expected = scheduler.step(output, time, noisy, generator=torch.Generator().manual_seed(7)).prev_sample
-        found = reverse_step(noisy, output, noise, time=time, stride=TIMES // steps, strength=0.0, ddim=False)
+    for at in times(steps):
+        noisy, output, noise = drawn(at), drawn(at + 1, 6 if variance == "learned_range" else 3), drawn(7)
+        expected = scheduler.step(output, at, noisy, generator=torch.Generator().manual_seed(7)).prev_sample
+        found = reverse_step(noisy, output, noise, time=at, stride=TIMES // steps, strength=0.0, ddim=False)
         assert torch.equal(found, expected)
 
 
@@ -84,10 +85,10 @@ def test_at_strength_0_a_step_is_that_of_diffusers_ddim():
 
     scheduler = DDIMScheduler(beta_schedule="linear", timestep_spacing="leading")
     scheduler.set_timesteps(20)
-    for time in times(20):
-        noisy, output = drawn(time), drawn(time + 1)
-        expected = scheduler.step(output, time, noisy).prev_sample
-        found = reverse_step(noisy, output, drawn(3), time=time, stride=50, strength=0.0, ddim=True)
+    for at in times(20):
+        noisy, output = drawn(at), drawn(at + 1)
+        expected = scheduler.step(output, at, noisy).prev_sample
+        found = reverse_step(noisy, output, drawn(3), time=at, stride=50, strength=0.0, ddim=True)
         assert torch.equal(found, expected)
 
 
@@ -97,11 +98,11 @@ def test_the_added_variance_grows_with_the_strength(ddim, grows):
     bars = alpha_bar().double()
     noise = torch.randn(20000, 3, 2, 2, generator=torch.Generator().manual_seed(0))
     noisy, output = drawn(1)[:1, :, :2, :2].expand_as(noise), drawn(2)[:1, :, :2, :2].expand_as(noise)
-    for time in (950, 500, 50):
-        variance = float((1 - bars[time - 50]) / (1 - bars[time]) * (1 - bars[time] / bars[time - 50]))
-        quiet = reverse_step(noisy, output, 0 * noise, time=time, stride=50, strength=0.3, ddim=ddim)
+    for at in (950, 500, 50):
+        variance = float((1 - bars[at - 50]) / (1 - bars[at]) * (1 - bars[at] / bars[at - 50]))
+        quiet = reverse_step(noisy, output, 0 * noise, time=at, stride=50, strength=0.3, ddim=ddim)
         for strength in (0.0, 0.1, 0.4, 1.0):
-            found = reverse_step(noisy, output, noise, time=time, stride=50, strength=strength, ddim=ddim) - quiet
+            found = reverse_step(noisy, output, noise, time=at, stride=50, strength=strength, ddim=ddim) - quiet
             assert float(found.double().var()) == pytest.approx(grows(strength) * variance, rel=0.01, abs=1e-12)
     last = [reverse_step(noisy, output, noise, time=0, stride=50, strength=s, ddim=ddim) for s in (0.0, 1.0)]
     assert torch.equal(*last)
@@ -176,11 +177,11 @@ def test_the_bound_is_the_divergence_of_two_gaussians():
     left = alpha_bar()[drawn][:, None, None, None]
     noisy = left.sqrt() * clean + (1 - left).sqrt() * noise
     found = variance_bound(NoisyBatch(clean, noise, noisy, drawn, drawn), guess, learnt)
-    for image, time in enumerate(drawn.tolist()):
-        now, before = levels[time], levels[time - 1] if time else 1.0
+    for image, at in enumerate(drawn.tolist()):
+        now, before = levels[at], levels[at - 1] if at else 1.0
         beta = 1 - now / before
         posterior = (
-            (1 - before) / (1 - now) * beta if time else (1 - levels[0]) / (1 - levels[1]) * (1 - levels[1] / levels[0])
+            (1 - before) / (1 - now) * beta if at else (1 - levels[0]) / (1 - levels[1]) * (1 - levels[1] / levels[0])
         )
         total = 0.0
         values = (each[image].double().flatten().tolist() for each in (clean, noisy, guess, learnt))
@@ -191,7 +192,7 @@ def test_the_bound_is_the_divergence_of_two_gaussians():
                 math.sqrt(before) * beta / (1 - now) * x + math.sqrt(now / before) * (1 - before) / (1 - now) * xt
                 for x in (x0, x0_guess)
             ]
-            if time:
+            if at:
                 ratio = posterior / variance
                 total += 0.5 * (ratio - 1 - math.log(ratio) + (means[0] - means[1]) ** 2 / variance)
             else:
@@ -215,7 +216,6 @@ def test_the_average_follows_the_weights_and_gradients_are_summed(tmp_path):
     quick = {"lr": 1e-3, "warmup": 0, "average": 0.0}
     whole = DenoisingTask(images, labels, Learning(batch=8, **quick), 0)
     halves = [whole.batch(0, rank=rank, world=2) for rank in (0, 1)]
-    from firm.diffusion.train import Denoising
 
     def stepped(batches, learning):
         network = build(TINY, seed=0)
@@ -230,7 +230,7 @@ def test_the_average_follows_the_weights_and_gradients_are_summed(tmp_path):
     one, _ = stepped([whole.batch(0)], whole.training)
     two, optimizer = stepped(halves, Learning(batch=4, accumulate=2, **quick))
     start = build(TINY, seed=0)
-    for first, second, before in zip(one.parameters(), two.parameters(), start.parameters(), strict=True):
+    for first, second in zip(one.parameters(), two.parameters(), strict=True):
         torch.testing.assert_close(first, second, rtol=0, atol=3e-4)
         assert torch.equal(optimizer.state[second]["average"], second)  # no decay: the weights themselves
     assert any(not torch.equal(a, b) for a, b in zip(one.parameters(), start.parameters(), strict=True))
