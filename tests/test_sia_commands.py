@@ -75,6 +75,9 @@ def test_samples_fill_a_folder_and_are_kept(model, tmp_path):
     times = {file: file.stat().st_mtime_ns for file in files}
     assert run(*command).code == 0
     assert times == {file: file.stat().st_mtime_ns for file in files}
+    shown = ("--source=sia", "--set=outliers=sia", f"--set=outliers.folder={tmp_path / 'sdas' / 'plates'}")
+    code, _, err = run("outliers", plates, *shown, "-o", tmp_path / "outliers.png")
+    assert code == 0, err
     code, _, err = run(*(part if part != "--strength=.1:.2" else "--strength=.3" for part in command))
     assert code == 2
     assert "another model or other settings" in err
