@@ -46,7 +46,7 @@ def model(small, plates, tmp_path):
 def test_a_model_is_trained_and_its_cost_is_told_first(small, plates, tmp_path):
     code, out, err = run("sia", "train", plates, "-o", tmp_path / "part.sia", "--threads=1", "--steps=2", "--verbose")
     assert code == 0, err
-    assert "2 steps of 2 images of 16 px" in err
+    assert "at 16 px, 2 steps of 2 images: about" in err
     assert err.index("on this machine") < err.index("samples-")
     assert "part.sia" in out
     sheets = sorted((tmp_path / "part.sia.run").glob("samples-*.png"))
@@ -101,19 +101,18 @@ def test_a_fit_trains_samples_and_uses_it(small, plates, tmp_path, monkeypatch):
     code, _, err = run(*command, "-o", tmp_path / "a.firm")
     assert code == 0, err
     assert err.index("a diffusion model of") < err.index("training:")
-    assert "3 steps of 2 images of 16 px, then 6 samples" in err
+    assert "at 16 px, 3 steps of 2 images and 6 samples: about" in err
     (folder,) = (tmp_path / "cache" / "sia").iterdir()
-    images = sorted((folder / "images" / "part").glob("*.jpg"))
+    images = sorted((folder / "images-6" / "part").glob("*.jpg"))
     assert len(images) == 6
     assert not (folder / "run" / "checkpoint.safetensors").exists()
     card = json.loads((tmp_path / "a.firm" / "card.json").read_text())
     assert card["recipe"]["outliers"]["kind"] == "sia"
-    assert card["recipe"]["outliers"]["folder"] == f"sia/{folder.name}/images/part"
+    assert card["recipe"]["outliers"]["folder"] == f"sia/{folder.name}/images-6/part"
     assert card["recipe"]["outliers"]["per_inlier"] == 1
 
     before = {image: image.read_bytes() for image in images}
     images[2].unlink()
-    next(folder.glob("done-*")).unlink()
     monkeypatch.setattr("firm.detector.generate.learn_images", None)  # not trained again
     code, _, err = run(*command, "--seed=1", "-o", tmp_path / "b.firm")
     assert code == 0, err

@@ -56,9 +56,9 @@ def train(
     output: Output = None,
 ) -> None:
     """Train a diffusion model on good images. Run it again after an interruption: it resumes."""
-    from firm.detector.generate import described, train_products
+    from firm.detector.generate import described, good_images
     from firm.diffusion.model import diffusers, sized
-    from firm.diffusion.train import LEARNING, cost_of
+    from firm.diffusion.train import LEARNING, cost_of, learn_images
     from firm.report.sheets import draw_rows
     from firm.runtime.files import check_writable
 
@@ -70,15 +70,15 @@ def train(
     run, settings = out.with_name(out.name + ".run"), sized(size, tuple(product_name(each) for each in data))
     usual = LEARNING[size]
     learning = replace(usual, steps=steps or usual.steps, batch=batch or usual.batch)
-    say(described(cost_of(settings, learning, device=device), learning, 0, settings.side))
+    say(described(cost_of(settings, learning, device=device), learning, learning.steps, 0, settings))
 
     def draw(step: int, samples: UInt8[Tensor, "n 3 s s"]) -> None:
         draw_rows({"s = 0": samples}, file := run / f"samples-{step:07d}.png", f"after {step:,} steps")
         detail(f"see {named(file)}")
 
     with reporting() as listener:
-        model = train_products(
-            data,
+        model = learn_images(
+            *good_images(data, settings.side),
             settings,
             learning,
             seed=seed,

@@ -10,17 +10,18 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from firm.data.registry import load
 from firm.diffusion.model import Denoiser, DiffusionModel, diffusers, sized, to_model
-from firm.diffusion.sample import CARD, Sampling, sample, write_image, write_samples
-from firm.diffusion.train import LEARNING, Cost, Images, Learning, OnSamples, cost_of, learn_images
+from firm.diffusion.sample import Sampling, sample, write_image, write_samples
+from firm.diffusion.train import LEARNING, Cost, Images, Learning, cost_of, learn_images
 from firm.images.foreground import automatic
 from firm.images.preprocess import fingerprint
 from firm.outliers.registry import Sia, scene_of
@@ -31,7 +32,7 @@ from firm.runtime.random import stream
 from firm.training.runs import CHECKPOINT
 
 PRODUCT = "part"
-MODEL, RUN, DONE = "model.sia", "run", "done"
+MODEL, RUN = "model.sia", "run"
 WAIT = 2.0  # seconds between looks at a folder that another process fills
 
 
@@ -40,7 +41,6 @@ def generated(
     images: UInt8[Tensor, "n c h w"],
     *,
     device: torch.device | str = "cpu",
-    checkpoint_seconds: float = 30.0,
     listener: Listener = SILENT,
 ) -> Recipe:
     """The recipe with the folder of its SIA images, which are made first if they are not there; others are unchanged.
@@ -52,21 +52,23 @@ def generated(
         return recipe
     diffusers()  # a missing package is reported before anything is computed
     settings, learning, sampling = sized(source.model), learning_of(source), Sampling(strength=source.strength)
-    good = to_model(images, settings.side)
-    parts = [asdict(settings), asdict(learning), asdict(sampling), fingerprint(good), source.seed]
+    good, count, seed = to_model(images, settings.side), source.images, source.seed
+    parts = [asdict(settings), asdict(learning), asdict(sampling), fingerprint(good), seed]
     name = Path("sia") / hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-    place = cache_folder() / name
+    place, samples = cache_folder() / name, f"images-{count}"
     with _own(place, listener):
-        finished = place / f"{DONE}-{source.images}"
-        if not finished.exists():
-            if not (place / "images" / CARD).exists():  # the work has not begun, or only the training
-                cost = cost_of(settings, learning, sampling, device=str(device))
-                listener.say(described(cost, learning, source.images, settings.side))
-            model = _model(place, good, source, str(device), checkpoint_seconds, listener)
-            counted = listener.count("sampling anomalies", source.images)
-            write_samples(model, place / "images", source.images, sampling, seed=source.seed, on_images=counted)
-            finished.touch()
-    return change(recipe, {"outliers.folder": (name / "images" / PRODUCT).as_posix()})
+        if len([*(place / samples / PRODUCT).glob("*.jpg")]) < count:
+            steps = 0 if (place / MODEL).exists() else learning.steps
+            listener.say(described(cost_of(settings, learning, device=str(device)), learning, steps, count, settings))
+            if steps:
+                labels, learn = torch.zeros(len(good), dtype=torch.long), partial(learn_images, device=str(device))
+                model = learn(good, labels, settings, learning, seed=seed, folder=place / RUN, listener=listener)
+                model.save(place / MODEL)
+                (place / RUN / CHECKPOINT).unlink(missing_ok=True)
+            model = DiffusionModel.load(place / MODEL, device)
+            counted = listener.count("sampling anomalies", count)
+            write_samples(model, place / samples, count, sampling, seed=seed, on_images=counted)
+    return change(recipe, {"outliers.folder": (name / samples / PRODUCT).as_posix()})
 
 
 def learning_of(source: Sia) -> Learning:
@@ -74,72 +76,22 @@ def learning_of(source: Sia) -> Learning:
     return replace(LEARNING[source.model], steps=source.steps) if source.steps else LEARNING[source.model]
 
 
-def described(cost: Cost, learning: Learning, images: int, side: int) -> str:
-    """What a generator costs, as a sentence."""
-    minutes = cost.seconds(learning.steps, images) / 60
+def described(cost: Cost, learning: Learning, steps: int, images: int, settings: Denoiser) -> str:
+    """What it costs to train a generator and to sample images, as a sentence."""
+    minutes = cost.seconds(steps, images) / 60
     took = f"{minutes / 60:.1f} hours" if minutes > 90 else f"{minutes:.1f} minutes"
+    work = [f"{steps:,} steps of {learning.batch} images"] if steps else []
+    work += [f"{images:,} samples"] if images else []
     return (
-        f"a diffusion model of {cost.parameters / 1e6:.1f} M parameters, {learning.steps:,} steps of "
-        f"{learning.batch} images of {side} px, then {images:,} samples: about {took} on this machine"
+        f"a diffusion model of {cost.parameters / 1e6:.1f} M parameters at {settings.side} px, {' and '.join(work)}: "
+        f"about {took} on this machine"
     )
 
 
-def _model(
-    place: Path,
-    good: Images,
-    source: Sia,
-    device: str,
-    checkpoint_seconds: float,
-    listener: Listener,
-) -> DiffusionModel:
-    """The trained model of a folder."""
-    if (place / MODEL).exists():
-        return DiffusionModel.load(place / MODEL, device)
-    model = learn_images(
-        good,
-        torch.zeros(len(good), dtype=torch.long),
-        sized(source.model, (PRODUCT,)),
-        learning_of(source),
-        seed=source.seed,
-        folder=place / RUN,
-        device=device,
-        checkpoint_seconds=checkpoint_seconds,
-        listener=listener,
-    )
-    model.save(place / MODEL)
-    (place / RUN / CHECKPOINT).unlink(missing_ok=True)
-    return model
-
-
-def train_products(
-    products: Sequence[str],
-    settings: Denoiser,
-    learning: Learning,
-    *,
-    seed: int,
-    weights: Path | None = None,
-    folder: Path | None = None,
-    device: str = "cpu",
-    checkpoint_seconds: float = 30.0,
-    listener: Listener = SILENT,
-    on_samples: OnSamples | None = None,
-) -> DiffusionModel:
-    """A diffusion model of the good images of each product, by name as `firm.data.registry.load` takes it."""
-    good = [to_model(load(name, side=settings.side, with_test=False).train, settings.side) for name in products]
-    labels = torch.cat([torch.full((len(images),), number) for number, images in enumerate(good)])
-    return learn_images(
-        torch.cat(good),
-        labels,
-        settings,
-        learning,
-        seed=seed,
-        weights=weights,
-        folder=folder,
-        device=device,
-        checkpoint_seconds=checkpoint_seconds,
-        listener=listener,
-        on_samples=on_samples,
-    )
+def good_images(products: Sequence[str], side: int) -> tuple[Images, Int[Tensor, " n"]]:
+    """The good images of products by name, as `firm.data.registry.load` takes it, and the number of each one's."""
+    good = [to_model(load(name, side=side, with_test=False).train, side) for name in products]
+    return torch.cat(good), torch.cat([torch.full((len(each),), number) for number, each in enumerate(good)])
 
 
 def sheet_of(
