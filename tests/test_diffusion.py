@@ -354,3 +354,36 @@ def test_the_cost_of_a_large_model_is_told_without_building_it():
     assert tiny.seconds(10, 5) == pytest.approx(10 * tiny.step + 5 * tiny.image)
     assert json.dumps(tiny.parameters)
     assert np.isfinite(tiny.image)
+
+
+# --- a trained model ---
+
+
+@pytest.mark.slow
+def test_strength_moves_samples_away_from_good_images():
+    """At s = 0 they lie about as near to the good images as others held out; noise on those raises it as well."""
+    from firm.drawn.render import draw_dataset
+
+    data = draw_dataset("plate", size=64, train=240, good=60, bad=0)
+    good, held_out = to_model(data.train, 32), to_model(data.test, 32)
+    settings = Denoiser(side=32, channels=(32, 64, 64), attention=(8,))
+    learning = Learning(steps=1500, lr=5e-4, average=0.995)
+    model = learn_images(good, torch.zeros(len(good)).long(), settings, learning, seed=0)
+
+    def nearest(images):
+        """Median distance to the nearest good image, in grey levels."""
+        rows = [each.float().flatten(1) for each in (images, good)]
+        return float(torch.cdist(*rows).amin(1).median()) / math.sqrt(3 * 32 * 32)
+
+    def samples(strength):
+        sampling = Sampling(strength=(strength, strength))
+        return torch.cat([images for _, images in sample(model, 32, sampling, seed=0)])
+
+    usual, rng = nearest(held_out), torch.Generator().manual_seed(0)
+    noise = torch.randn(held_out.shape, generator=rng)
+    by_strength = [nearest(samples(strength)) for strength in (0.0, 0.2, 0.4, 1.0)]
+    by_noise = [nearest((held_out + 20 * math.sqrt(s) * noise).clamp(0, 255)) for s in (0.0, 0.2, 0.4, 1.0)]
+    assert by_strength == sorted(by_strength)
+    assert by_noise == sorted(by_noise)
+    assert 0.5 * usual < by_strength[0] < 1.5 * usual
+    assert by_strength[-1] > 1.3 * by_strength[0]

@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from firm.cli.options import AsJson, Device, Output, Picture, Seed, Threads
 from firm.cli.terminal import detail, reporting, say, show, use_device
-from firm.errors import SettingError, named
+from firm.errors import MachineError, SettingError, named
 
 if TYPE_CHECKING:
     from jaxtyping import UInt8
@@ -60,7 +60,8 @@ def train(
     from firm.diffusion.model import diffusers, sized
     from firm.diffusion.train import LEARNING, cost_of, learn_images
     from firm.report.sheets import draw_rows
-    from firm.runtime.files import check_writable
+    from firm.runtime.files import check_writable, folder_lock
+    from firm.training.runs import CHECKPOINT
 
     use_device(device, threads)
     check_writable(out.parent)
@@ -76,7 +77,9 @@ def train(
         draw_rows({"s = 0": samples}, file := run / f"samples-{step:07d}.png", f"after {step:,} steps")
         detail(f"see {named(file)}")
 
-    with reporting() as listener:
+    with reporting() as listener, folder_lock(run) as mine:
+        if not mine:
+            raise MachineError(f"another process is training in {named(run)}; wait for it or choose another --out")
         model = learn_images(
             *good_images(data, settings.side),
             settings,
@@ -90,6 +93,7 @@ def train(
             on_samples=draw,
         )
     model.save(out)
+    (run / CHECKPOINT).unlink(missing_ok=True)  # the history and the sheets stay
     values = {"model": str(out), "id": model.id, "classes": list(settings.classes), "steps": learning.steps}
     text = f"{named(out)}: a diffusion model of {', '.join(settings.classes)}; sample sheets are in {named(run)}"
     show(values, text, as_json)
