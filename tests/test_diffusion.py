@@ -62,6 +62,12 @@ def model():
 # --- the steps of sampling ---
 
 
+def test_the_noise_levels_are_those_of_ddpm():
+    assert alpha_bar().shape == (1000,)
+    assert float(alpha_bar()[0]) == pytest.approx(0.9999)
+    assert float(alpha_bar()[-1]) == pytest.approx(4.0358e-5, rel=1e-3)
+
+
 def drawn(seed, channels=3):
     return torch.randn(4, channels, 8, 8, generator=torch.Generator().manual_seed(seed))
 
