@@ -96,7 +96,7 @@ def sharpness(pixels, where):
 def test_a_coarse_image_keeps_the_grain_of_the_good_one(tmp_path):
     """A 16 px image in one of 64 px: enlarged alone it would be a smooth spot, which says nothing of defects."""
     inliers = grainy()
-    coarse = np.random.default_rng(1).integers(20, 230, (16, 16, 3), dtype=np.uint8)
+    coarse = np.random.default_rng(1).integers(80, 160, (16, 16, 3), dtype=np.uint8)
     save(tmp_path, "coarse.png", coarse)
     image = inliers[0].numpy()
     donor = generated_donor(str(tmp_path), image, np.random.default_rng(0))
@@ -105,7 +105,7 @@ def test_a_coarse_image_keeps_the_grain_of_the_good_one(tmp_path):
     assert sharpness(donor, everywhere) > 0.8 * sharpness(image, everywhere)
     assert sharpness(enlarged, everywhere) < 0.5 * sharpness(image, everywhere)
     shown = cv2.resize(donor.transpose(1, 2, 0), (16, 16), interpolation=cv2.INTER_AREA)
-    assert np.abs(shown - coarse).mean() < 12  # what it shows at its own resolution is the generated image
+    assert np.abs(shown - coarse).mean() < 8  # what it shows at its own resolution is the generated image
 
 
 def test_an_image_of_full_size_is_shown_as_it_is(tmp_path):

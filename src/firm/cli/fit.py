@@ -29,10 +29,7 @@ def fit(
     encoder: opt.Pretrained = None,
     weights: opt.Weights = None,
     settings: opt.Settings = None,
-    outliers: Annotated[
-        str | None,
-        Option(help="Synthetic defects to learn from, as --set outliers; sia first trains a diffusion model."),
-    ] = None,
+    outliers: opt.Source = None,
     minutes: Annotated[
         float | None, Option(min=0.1, help="Train for about so long, and draw how it goes (curve.png).")
     ] = None,

@@ -37,6 +37,7 @@ TIMED = 2  # training steps to time, after one that warms up
 BITS = math.log(2)
 
 Images = UInt8[Tensor, "n 3 s s"]
+Clock = Callable[[], float]
 OnSamples = Callable[[int, Images], None]  # the step, and samples of the averaged weights at strength 0
 
 
@@ -273,41 +274,42 @@ class Cost:
         return steps * self.step + images * self.image
 
 
-LARGEST_TIMED = 50_000_000  # parameters; the time of a larger model is that of the small one times their operations
+LARGEST_TIMED = 50_000_000  # parameters
 
 
-def cost_of(settings: Denoiser, learning: Learning, sampling: Sampling | None = None, *, device: str = "cpu") -> Cost:
-    """Times a few steps, or those of the model `tiny` where the model is large."""
+def cost_of(
+    settings: Denoiser,
+    learning: Learning,
+    sampling: Sampling | None = None,
+    *,
+    device: str = "cpu",
+    clock: Clock = time.perf_counter,
+) -> Cost:
+    """Times a few steps; a large model is not built: its time is that of `tiny` times the ratio of their operations."""
     sampling = sampling or Sampling()
     with torch.device("meta"):
         parameters = sum(each.numel() for each in build(settings, seed=0).parameters())
-    if parameters <= LARGEST_TIMED:
-        step, one = _timed(settings, learning.batch, device), _timed(settings, learning.batch, device, backward=False)
-        return Cost(parameters, step, one / learning.batch * sampling.steps)
-    small = Denoiser()
-    ratio = _operations(settings) / _operations(small)
-    step, one = _timed(small, learning.batch, device), _timed(small, learning.batch, device, backward=False)
+    large = parameters > LARGEST_TIMED
+    timed = Denoiser() if large else settings
+    ratio = _operations(settings) / _operations(timed) if large else 1.0
+    step, one = (_timed(timed, learning.batch, device, clock, backward=backward) for backward in (True, False))
     return Cost(parameters, ratio * step, ratio * one / learning.batch * sampling.steps)
 
 
-def _timed(settings: Denoiser, batch: int, device: str, *, backward: bool = True) -> float:
-    """Seconds of a step with or without its backward pass."""
-    learning = Learning(batch=batch)
+def _timed(settings: Denoiser, batch: int, device: str, clock: Clock, *, backward: bool) -> float:
+    """Seconds of a step, with or without its backward pass."""
+    learning, moments = Learning(batch=batch), list[float]()
     images = torch.zeros(batch, 3, settings.side, settings.side, dtype=torch.uint8)
     task = DenoisingTask(images, torch.zeros(batch, dtype=torch.long), learning, 0)
-    state, moments = start(build(settings, seed=0), learning, device), list[float]()
-    if backward:
-        for progress in train(state, task, Denoising()):
-            float(progress.loss)  # waits for a GPU
-            moments.append(time.perf_counter())
-            if len(moments) > TIMED:
-                break
-    else:
-        given = task.batch(0, device)
-        with torch.no_grad():
-            for _ in range(TIMED + 1):
-                float(predict(state.network.eval(), given.noisy, given.times, given.labels).sum())
-                moments.append(time.perf_counter())
+    state = start(build(settings, seed=0), learning, device)
+    given, steps = task.batch(0, device), train(state, task, Denoising())
+    for _ in range(TIMED + 1):
+        with torch.set_grad_enabled(backward):
+            value = (
+                next(steps).loss if backward else predict(state.network, given.noisy, given.times, given.labels).sum()
+            )
+        float(value)  # waits for a GPU
+        moments.append(clock())
     return (moments[-1] - moments[0]) / TIMED
 
 

@@ -94,8 +94,8 @@ def _generators(experiment: Experiment) -> dict[Embedding, float]:
 
 @cache
 def generator_cost(model: str) -> Cost:
-    """What a step and a sample of a diffusion model take."""
-    return cost_of(sized(model), LEARNING[model])
+    """CPU seconds of a step and a sample of a diffusion model."""
+    return cost_of(sized(model), LEARNING[model], clock=time.process_time)
 
 
 def _side(recipe: Recipe, data: str) -> int:
