@@ -167,6 +167,8 @@ def test_the_papers_setting_is_one_command():
     small = experiment(table, "mvtec:screw", "firm", "smoke", 0).recipe.outliers
     assert (small.model, small.steps, small.images) == ("tiny", 4, 4)
     assert experiment(table, "mvtec:screw", "firm", "short", 0).recipe.outliers.steps == 0
+    here = experiment(TABLES["sia-patches"], "mvtec:screw", "firm", "short", 0)
+    assert here.key == experiment(table, "mvtec:screw", "firm", "short", 0).key
     own = narrowed(TABLES["mvtec"], (), {"outliers": "sia", "outliers.folder": "sdas/{class}", "views.sizes": [48]})
     given = experiment(own, "mvtec:screw", "firm", "paper", 0).recipe
     assert (given.outliers.folder, given.outliers.model, given.views.sizes) == ("sdas/screw", "tiny", (48,))

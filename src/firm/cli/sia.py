@@ -149,7 +149,7 @@ def sheet(
     as_json: AsJson = False,
     output: Output = None,
 ) -> None:
-    """Draw good images, samples of rising strength, and what a training would see of the strongest usual ones."""
+    """Draw good images, samples of rising strength, and good images with samples of usual strength blended in."""
     from firm.cli.preview import check_picture
     from firm.detector.generate import sheet_of
     from firm.diffusion.model import DiffusionModel
