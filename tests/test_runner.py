@@ -27,7 +27,16 @@ from firm.recipes.presets import FAST, INSPECT
 from firm.recipes.recipe import change
 from firm.research import protocols, runner, semantic
 from firm.research.experiment import Experiment, Record, read_record, record_path
-from firm.research.runner import PROTOCOLS, code_digest, missing, normalised, run_missing
+from firm.research.runner import (
+    PROTOCOLS,
+    code_digest,
+    confirm_outdated,
+    is_confirmed,
+    is_outdated,
+    missing,
+    normalised,
+    run_missing,
+)
 from firm.research.semantic import FINAL, evaluate_scorings, pixel_scores
 from firm.runtime.files import folder_lock
 from firm.runtime.random import stream
@@ -376,3 +385,30 @@ def test_what_a_run_lacks_is_named(root):
     assert missing(replace(one, data="my_parts")) == "my_parts"
     assert missing(replace(one, data="drawn:plate")) == ""
     assert missing(tiny_plan(**{"outliers": Exposure(path="nowhere.npy")})[0]) == "nowhere.npy"
+
+
+def test_runs_of_other_code_are_confirmed_by_one_that_is_repeated(root):
+    runs = tiny_plan(2)
+    made(runs, root)
+
+    def confirm() -> list[str]:
+        return list(confirm_outdated(runs, root / "results", root / "work"))
+
+    def stored(one: Experiment, **changes: object) -> None:
+        record_path(root / "results", one).write_text(json.dumps(record_of(root, one) | changes))
+
+    assert confirm() == []
+    for one in runs:
+        stored(one, code="before")
+    assert all(is_outdated(record_of(root, one)) for one in runs)
+    (line,) = confirm()  # one of the two is repeated
+    assert "2 runs confirmed" in line
+    for one in runs:
+        assert record_of(root, one)["code"] == "before"
+        assert is_confirmed(record_of(root, one))
+        assert not is_outdated(record_of(root, one))
+    for one in runs:  # other numbers stay outdated
+        stored(one, code="before", confirmed={"code": "older", "by": one.key}, steps=7)
+    (line,) = confirm()
+    assert "not equal to its record in steps" in line
+    assert all(is_outdated(record_of(root, one)) for one in runs)

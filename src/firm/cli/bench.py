@@ -27,6 +27,7 @@ Scale = Annotated[str, Option(help="smoke, short or paper: how long each trainin
 Seeds = Annotated[int | None, Option(min=1, help="How many seeds, from 0. [default: 5 at paper scale, else 2]")]
 Classes = Annotated[list[str] | None, Option("--class", metavar="CLASS", help="Only this class; may be repeated.")]
 Results = Annotated[Path, Option(help="One JSON file per run.")]
+Work = Annotated[Path, Option(help="Checkpoints of unfinished runs.")]
 Out = Annotated[
     Path | None, Option("--out", "-o", help=f"Write the page here ({FORMATS}), or all four into this folder.")
 ]
@@ -117,7 +118,7 @@ def run(
     classes: Classes = None,
     settings: Settings = None,
     results: Results = RUNS,
-    work: Annotated[Path, Option(help="Checkpoints of unfinished runs.")] = Path("bench-work"),
+    work: Work = Path("bench-work"),
     out: Out = None,
     outdated: Annotated[bool, Option("--outdated", help="Repeat runs of other code or other images.")] = False,
     device: Device = "cpu",
@@ -140,6 +141,31 @@ def run(
             say(line)
     out = out or (Path("figures") if asked.figures else None)
     report(names, scale, seeds, classes, settings, results, out, threads)
+
+
+@bench.command()
+def confirm(
+    names: Names,
+    scale: Scale = "smoke",
+    seeds: Seeds = None,
+    classes: Classes = None,
+    settings: Settings = None,
+    results: Results = RUNS,
+    work: Work = Path("bench-work"),
+    device: Device = "cpu",
+    threads: Threads = 1,
+    output: Output = None,
+) -> None:
+    """Repeat one run of each recipe that other code made; where it is equal to the bit, pages no longer mark it."""
+    from firm.research.runner import confirm_outdated
+    from firm.research.tables import plan as plan_of
+
+    use_device(device, threads)
+    asked = _asked(names, scale, seeds, results, classes, settings)
+    runs = {one.key: one for table in asked.tables.values() for one in plan_of(table, scale, asked.seeds)}
+    with reporting() as listener:
+        for line in confirm_outdated([*runs.values()], results, work, device=device, listener=listener):
+            say(line)
 
 
 @bench.command()

@@ -130,17 +130,17 @@ def views_seconds(recipe: Recipe, side: int) -> float:
 
 def _embeddings(experiment: Experiment) -> dict[Embedding, float]:
     """Seconds of all features that a run needs, by what decides them: rows, classes and seeds share what is equal."""
-    recipe, data, seed, few = experiment.recipe, experiment.data, experiment.seed, experiment.test_images
+    recipe, data, few = experiment.recipe, experiment.data, experiment.test_images
     good, test = few or good_images(data), few or TEST_IMAGES
     made, taught = max(good, FEWEST_OUTLIERS), recipe.outliers
     sources = taught.sources if isinstance(taught, RotationsAndExposure) else (taught,)
     images: dict[Embedding, int] = {
         ("test", data.partition(":")[0]): len(TURNS) * test + (VIEWS - len(TURNS)) * min(test, ENSEMBLE_IMAGES),
         ("turned", data): (len(TURNS) - 1) * good,
-        ("good", data, seed): (1 + recipe.pretrained.views) * good,
+        ("good", data): (1 + recipe.pretrained.views) * good,
     }
     if recipe.training.epochs:
-        images |= {(source, data, seed): OUTLIER_VIEWS * made for source in sources}
+        images |= {(source, data): OUTLIER_VIEWS * made for source in sources}
     each, _ = embedding(recipe.pretrained, recipe.size)
     how = (recipe.pretrained.name, recipe.pretrained.stages, recipe.size, few)
     return {(*what, *how): count * each for what, count in images.items()}

@@ -21,7 +21,9 @@ from firm.detector.read import Options
 from firm.detector.split import by_folds, by_holdout
 from firm.detector.tune import choose, coreset_ratio
 from firm.drawn.render import draw_dataset
+from firm.images.preprocess import fingerprint
 from firm.metrics.image import auroc
+from firm.networks.backbone import Trunk
 from firm.recipes.recipe import change, to_json
 from firm.research.experiment import Experiment
 from firm.runtime.listener import Listener
@@ -54,6 +56,8 @@ def few(experiment: Experiment, data: OneClass, options: Options, listener: List
         folder=options.folder,
         listener=listener,
     )
+    assert backbone is not None
+    backbone.trunk = _Once(backbone.trunk)  # ten models score the same test images
     sizes = [size for size in SIZES if size <= len(pool)]
     measured = {str(size): _both(prepared.subset(torch.arange(size)), data, seed) for size in sizes}
     best = measured[str(sizes[-1])]["folds"]["auroc"]
@@ -64,6 +68,24 @@ def few(experiment: Experiment, data: OneClass, options: Options, listener: List
         "test_images": len(data.test),
         "final": measured,
     }
+
+
+class _Once(Trunk):
+    """A trunk that sees no portion of images twice."""
+
+    def __init__(self, trunk: Trunk) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.seen = dict[str, list[Tensor]]()
+
+    def stages(self, images: Float[Tensor, "n 3 h w"]) -> list[Tensor]:
+        key = fingerprint(images)
+        if key not in self.seen:
+            self.seen[key] = self.trunk.stages(images)
+        return self.seen[key]
+
+    def finished(self, stage: int, averaged: Float[Tensor, "n c r s"]) -> Float[Tensor, "n c r s"]:
+        return self.trunk.finished(stage, averaged)
 
 
 def _both(prepared: Prepared, data: OneClass, seed: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from firm.research.experiment import Record
 from firm.research.few_page import few_blocks
 from firm.research.frozen_page import frozen_blocks
 from firm.research.published import of_product, printed_blocks
-from firm.research.runner import is_outdated
+from firm.research.runner import is_confirmed, is_outdated
 from firm.research.semantic_page import semantic_blocks
 from firm.research.tables import Table, chosen, stored, stored_runs
 
@@ -77,6 +77,7 @@ def _warnings(products: Sequence[Mapping[str, Runs]]) -> list[str]:
     """Rows made by other code, rows measured on different images, and files that are not the published set."""
     rows = [runs for product in products for runs in product.values() if runs]
     outdated = sum(any(map(is_outdated, runs)) for runs in rows)
+    confirmed = sum(any(map(is_confirmed, runs)) and not any(map(is_outdated, runs)) for runs in rows)
     differing, partial = set[str](), set[str]()
     for product in products:
         runs = [run for runs in product.values() for run in runs]
@@ -89,6 +90,10 @@ def _warnings(products: Sequence[Mapping[str, Runs]]) -> list[str]:
         else "",
         f"**Not the published files**: {', '.join(sorted(partial))}." if partial else "",
         f"† {outdated} of {len(rows)} rows hold runs made by other code than today's." if outdated else "",
+        f"{confirmed} of {len(rows)} rows hold runs of other code that today's repeats to the bit: one run of each "
+        "recipe was repeated (`firm bench confirm`)."
+        if confirmed
+        else "",
     ]
 
 

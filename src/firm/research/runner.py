@@ -8,6 +8,7 @@ run is outdated. The process that makes a run locks it.
 import ast
 import hashlib
 import json
+import math
 import os
 import platform
 import shutil
@@ -51,6 +52,7 @@ DECIDING = (
     "types.py", "runtime/random.py", "runtime/feature_cache.py", "images", "drawn", "data", "outliers", "views",
     "networks", "training", "diffusion", "scoring", "metrics", "decision", "recipes", "detector",
 )  # fmt: skip
+VARYING = ("seconds", "megabytes", "per_second", "per_image", "code", "origin", "resumed", "confirmed", "recipe")
 OF_PROTOCOL = {  # what decides only the runs of one protocol
     "semantic": ("research/probes.py", "research/semantic.py"),
     "patches": ("research/probes.py", "research/protocols.py"),
@@ -82,14 +84,59 @@ def run_missing(
             except MISSING as error:
                 yield f"{name}: skipped: {error}"
                 continue
-            write_atomically(record_path(folder, experiment), (json.dumps(record, indent=1) + "\n").encode())
+            _write(folder, experiment, record)
             shutil.rmtree(own / "run", ignore_errors=True)  # checkpoints and features of what is safe now
         yield f"{name}: {record['summary']}, {record['seconds']:.0f} s"
 
 
+def confirm_outdated(
+    plan: Plan, folder: Path, work: Path, *, device: str = "cpu", listener: Listener = SILENT
+) -> Iterator[str]:
+    """Repeat the shortest of the outdated runs of each recipe; where it is equal to the bit, all of them are confirmed.
+
+    Yields a line about each. What is not equal stays outdated.
+    """
+    recipes: dict[str, list[tuple[Experiment, Record]]] = {}
+    for experiment in plan:
+        record = read_record(folder, experiment)
+        if record is not None and is_outdated(record):
+            alike = {name: value for name, value in experiment.content.items() if name not in ("data", "seed")}
+            recipes.setdefault(json.dumps([alike, record["code"]]), []).append((experiment, record))
+    for runs in recipes.values():
+        experiment, stored = min(runs, key=lambda run: run[1].get("seconds") or math.inf)
+        own = work / f"confirm-{experiment.key}"
+        fresh = _run(experiment, Options(seed=experiment.seed, device=device, folder=own / "run"), listener)
+        shutil.rmtree(own, ignore_errors=True)
+        before, after = _measured(stored), _measured(json.loads(json.dumps(fresh)))
+        if differing := [name for name in before if before[name] != after.get(name)]:
+            yield f"{experiment.key}: not equal to its record in {', '.join(differing)}"
+            continue
+        confirmed = {"code": code_digest(experiment.protocol), "by": experiment.key}
+        for one, record in runs:
+            _write(folder, one, record | {"confirmed": confirmed})
+        yield f"{experiment.key}: equal to its record; {len(runs)} runs confirmed"
+
+
 def is_outdated(record: Record) -> bool:
-    """Whether other code than today's made the run."""
-    return record["code"] != code_digest(record["experiment"]["protocol"])
+    """Whether other code than today's made the run, and no repeated run shows that today's makes the same."""
+    return record["code"] != code_digest(record["experiment"]["protocol"]) and not is_confirmed(record)
+
+
+def is_confirmed(record: Record) -> bool:
+    """Whether other code made the run, and today's gives the same: shown by repeating one of its recipe."""
+    today = code_digest(record["experiment"]["protocol"])
+    return record["code"] != today == record.get("confirmed", {}).get("code")
+
+
+def _write(folder: Path, experiment: Experiment, record: Record) -> None:
+    write_atomically(record_path(folder, experiment), (json.dumps(record, indent=1) + "\n").encode())
+
+
+def _measured(value: Any) -> Any:
+    """What a run measured, without what differs from one machine or hour to the next."""
+    if isinstance(value, dict):
+        return {name: _measured(inner) for name, inner in value.items() if not name.endswith(VARYING)}
+    return [_measured(inner) for inner in value] if isinstance(value, list) else value
 
 
 def missing(experiment: Experiment) -> str:
