@@ -152,7 +152,7 @@ def test_frames_of_opencv_are_read_as_bgr(detector: Detector, arrays: list[np.nd
 
 
 def test_swapped_channels_are_hinted_at_once(
-    detector: Detector, parts: list[Path], arrays: list[np.ndarray[Any, Any]]
+    detector: Detector, parts: list[Path], arrays: list[np.ndarray[Any, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frame = np.ascontiguousarray(arrays[0][..., ::-1])
     assert detector.inspect(arrays[0]).verdict == "PASS"
@@ -166,6 +166,17 @@ def test_swapped_channels_are_hinted_at_once(
     other.inspect(Image.fromarray(frame))  # knows its channels
     other.inspect(frame, channels="bgr")
     other.inspect(parts[0])
+    odd = 255 - arrays[0]
+    score = detector.score(torch.tensor(odd).permute(2, 0, 1)[None])
+    assert float(score) > detector.decides.review
+    monkeypatch.setattr(type(detector.model), "score", lambda *_: 0.9 * score)  # lower, and not far lower
+    assert Detector.of(detector).inspect(odd).verdict != "PASS"
+
+
+@pytest.mark.parametrize("wrong", [5, None, object()])
+def test_what_cannot_be_an_image_is_refused_by_its_type(detector: Detector, wrong: object) -> None:
+    with pytest.raises(SettingError, match=type(wrong).__name__):
+        detector.inspect(wrong)  # type: ignore[arg-type]
 
 
 # --- what a notebook shows ---

@@ -238,7 +238,7 @@ def test_calibrate_writes_beside_the_detector_and_inspect_obeys(mine: Path, mode
     found = read_calibration(beside(mine), model=Detector.load(mine).id)
     assert out.splitlines() == [f"{beside(mine)}: from 19 held-out good images", *summary_of(found)]
     assert found.upper_bound(found.fail) == pytest.approx(1 - 0.05 ** (1 / 19))  # none of 19 lies above
-    assert sum("cannot guarantee" in text for text in warnings_of(found)) == 2
+    assert sum("cannot keep" in text for text in warnings_of(found)) == 2
     assert all(f"warning: {warning}" in err for warning in warnings_of(found))
     _, out, _ = run("inspect", mine, plates / "test", "--json")
     assert json.loads(out)["images"][0]["review"] == found.review != Detector.load(model).limit

@@ -58,6 +58,16 @@ def test_few_images_get_the_best_possible_guarantee(count: int, holdout: float, 
     assert f"{rate} % at best, and 5 % takes {needed} images" in warning
 
 
+@pytest.mark.parametrize(
+    ("count", "shown", "fail", "rate"), [(10, 10, 0.0, 9), (10, 10, 0.3, 30), (12, 6, 0.0, 14), (25, 12, 0.0, 8)]
+)
+def test_few_parts_in_folds_get_the_rate_that_they_support(count: int, shown: int, fail: float, rate: int) -> None:
+    (warning,) = warnings_about(task(parts(images=count)), holdout=1, parts=shown, fail=fail)
+    assert f"{shown} good" in warning
+    assert f"about {rate} %" in warning
+    assert warnings_about(task(parts(images=25)), holdout=1, parts=25) == []
+
+
 @pytest.mark.parametrize(("holdout", "false_calls"), [(0.0, 0.05), (0.1, 0.0)])
 def test_settings_that_are_rejected_later_do_not_crash(holdout: float, false_calls: float) -> None:
     (warning,) = warnings_about(task(parts(images=5)), holdout=holdout, false_calls=false_calls)

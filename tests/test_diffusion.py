@@ -120,6 +120,50 @@ def test_the_learnt_variance_lies_between_its_bounds():
     torch.testing.assert_close(found, torch.tensor([0.01, math.sqrt(0.0002), 0.02]))
 
 
+class Exact(torch.nn.Module):
+    """The best denoiser there is of images whose values are Gaussian about a grey: it needs no training."""
+
+    def __init__(self, grey, deviation):
+        super().__init__()
+        self.grey, self.variance = torch.nn.Parameter(torch.tensor(grey)), deviation**2
+
+    def forward(self, noisy, times, class_labels, return_dict):
+        left = alpha_bar()[times][:, None, None, None]
+        return ((1 - left).sqrt() * (noisy - left.sqrt() * self.grey) / (left * self.variance + 1 - left),)
+
+
+def variance_after(strength, deviation, ddim):
+    """Of a sampled value, step by step: each step scales it and adds a Gaussian of its own."""
+    bars, variance = alpha_bar().double().tolist(), 1.0
+    for at in times(20):
+        now, before = bars[at], bars[at - 50] if at else 1.0
+        alpha, seen = now / before, now * deviation**2 + 1 - now
+        noise = math.sqrt(1 - now) / seen  # d noise / d x
+        image = (1 - math.sqrt(1 - now) * noise) / math.sqrt(now)
+        sigma2 = (1 - before) / (1 - now) * (1 - alpha)
+        ancestral = math.sqrt(before) * (1 - alpha) / (1 - now) * image + math.sqrt(alpha) * (1 - before) / (1 - now)
+        scale = math.sqrt(before) * image + math.sqrt(1 - before) * noise if ddim else ancestral
+        variance = scale**2 * variance + (strength if ddim else 1 + strength) * sigma2 * (at > 0)
+    return variance
+
+
+@pytest.mark.parametrize("ddim", [False, True])
+def test_samples_of_the_best_denoiser_are_normal_and_leave_it_with_the_strength(ddim):
+    """All of the sampling against its algebra. White noise on good images would also raise their deviation."""
+    model = DiffusionModel(Exact(0.1, 0.15), Denoiser(side=64), {})
+    found = []
+    for strength in (0.0, 0.1, 0.2, 0.4):
+        how = Sampling(strength=(strength, strength), batch=6, method="ddim" if ddim else "ddpm")
+        (_, images), *_ = sample(model, 6, how, seed=0)
+        values = images.double() / 127.5 - 1
+        assert float(values.mean()) == pytest.approx(0.1, abs=0.01)
+        found.append(float(values.std()))
+        assert found[-1] == pytest.approx(math.sqrt(variance_after(strength, 0.15, ddim)), rel=0.03)
+    assert found == sorted(found)
+    assert found[0] == pytest.approx(0.15, rel=0.15)  # as in good images, but for the twenty steps
+    assert found[-1] > 1.1 * found[0]
+
+
 def test_samples_depend_on_seed_class_and_number_only(model):
     few = Sampling(steps=3, batch=4)
     every = dict(sample(model, 10, few, seed=0))
@@ -371,18 +415,18 @@ def test_strength_moves_samples_away_from_good_images():
     from firm.drawn.render import draw_dataset
 
     data = draw_dataset("plate", size=64, train=240, good=60, bad=0)
-    good, held_out = to_model(data.train, 32), to_model(data.test, 32)
-    settings = Denoiser(side=32, channels=(32, 64, 64), attention=(8,))
-    learning = Learning(steps=1500, lr=5e-4, average=0.995)
+    good, held_out = to_model(data.train, 16), to_model(data.test, 16)
+    settings = Denoiser(side=16, channels=(32, 64), attention=(8,))
+    learning = Learning(steps=4000, lr=1e-3, average=0.995)
     model = learn_images(good, torch.zeros(len(good)).long(), settings, learning, seed=0)
 
     def nearest(images):
         """Median distance to the nearest good image, in grey levels."""
         rows = [each.float().flatten(1) for each in (images, good)]
-        return float(torch.cdist(*rows).amin(1).median()) / math.sqrt(3 * 32 * 32)
+        return float(torch.cdist(*rows).amin(1).median()) / math.sqrt(3 * 16 * 16)
 
     def samples(strength):
-        sampling = Sampling(strength=(strength, strength))
+        sampling = Sampling(strength=(strength, strength), batch=32)
         return torch.cat([images for _, images in sample(model, 32, sampling, seed=0)])
 
     usual, rng = nearest(held_out), torch.Generator().manual_seed(0)

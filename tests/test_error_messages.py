@@ -168,7 +168,7 @@ def test_what_is_no_folder_of_images_gets_a_sentence_of_its_own(mine: Path, monk
         ("ground_truth", "masks"),
         ("part/ground_truth/scratch", "masks"),
     ):
-        name = str(Path(given))
+        name = given if "://" in given else str(Path(given))
         refused(("fit", given, "-o", "new.firm", *CHEAP), given, word)
         refused(("fit", given, "-o", "new.firm"), given, word)  # with the default recipe
         refused(("inspect", "part.firm", given), name, word)
@@ -191,6 +191,21 @@ def test_an_image_is_no_detector(mine: Path) -> None:
         refused(command, photo, "image", "firm fit")
 
 
+def test_addresses_videos_and_masks_are_no_detectors_either(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(mine)
+    (mine / "ground_truth").mkdir()
+    for given, word in (("rtsp://cam/1", "address"), ("line.mp4", "video"), ("ground_truth", "masks")):
+        refused(("inspect", given, mine / "parts"), given, word)
+
+
+def test_a_folder_of_videos_and_a_single_file_are_named_as_such(mine: Path) -> None:
+    (mine / "films").mkdir()
+    (mine / "films" / "line.mp4").touch()
+    refused(("fit", mine / "films", "-o", mine / "x.firm", *CHEAP), "films", "videos")
+    photo = next((mine / "parts").iterdir())
+    refused(("fit", photo, "-o", mine / "x.firm", *CHEAP), photo, "one file")
+
+
 def test_outputs_rates_and_weights_are_checked_before_any_work(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before an image is decoded or a detector is loaded."""
     (mine / "file").touch()
@@ -206,6 +221,7 @@ def test_outputs_rates_and_weights_are_checked_before_any_work(mine: Path, monke
     refused(("calibrate", model, fresh, "--false-calls=2"), "false_calls")
     refused(("calibrate", model, fresh, "--fail=0"), "fail")
     refused(("masks", mine / "parts", "--out", below / "masks.png"), below)
+    refused(("audit", mine / "parts", "--out", below / "audit.png"), below)
     refused(("fit", mine / "parts", "-o", below / "x.firm", *CHEAP), below)
     for option, culprit in (
         ("--false-calls=0", "false_calls"),

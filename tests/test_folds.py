@@ -133,6 +133,21 @@ def test_a_pattern_that_does_not_fit_is_refused(tmp_path: Path):
 # --- what a user is told ---
 
 
+@pytest.mark.parametrize(("basis", "about"), [("folds", "in about"), ("held-out", "in at most")])
+def test_estimates_are_not_called_guarantees(basis, about):
+    good = torch.arange(20.0)
+    by = calibration_of(good, model="m", peaks=good, basis=basis, targets=TargetRates(false_calls=0.01))
+    assert any(about in text for text in summary_of(by) if text.startswith("regions"))
+    (unmet, *_) = warnings_of(by)  # one: the rate of FAIL was not asked for
+    assert "4.8 %" in unmet
+    assert not any("guarantee" in text for text in warnings_of(by))
+
+
+def test_the_load_of_one_part_is_singular():
+    (line,) = [text for text in summary_of(calibration_of(torch.arange(5.0), model="m")) if "more good images" in text]
+    assert "about 1 of 5 good part goes" in line
+
+
 def test_the_image_that_alone_sets_a_threshold_is_named():
     scores = torch.cat([torch.arange(19.0) / 10, torch.tensor([8.05])])
     files = [f"{number}.jpg" for number in range(20)]
@@ -145,9 +160,14 @@ def test_a_rate_that_is_not_kept_is_said_with_the_drift_beside():
     by = calibration_of(torch.arange(100.0), model="m", targets=TargetRates(false_calls=0.1, fail=0.02))
     kept = _stated({"PASS": 90, "REVIEW": 8, "FAIL": 2}, by)
     assert [each["broken"] for each in kept] == [False, False]
-    assert _broken(kept, by, torch.arange(100.0)) == []
+    same = torch.full((100,), 0.5)
+    assert _broken(kept, by, torch.arange(100.0), same) == []
     moved = _stated({"PASS": 40, "REVIEW": 30, "FAIL": 30}, by)
     assert [each["broken"] for each in moved] == [True, True]
-    (text,) = _broken(moved, by, torch.arange(100.0) + 60)
+    (text,) = _broken(moved, by, torch.arange(100.0) + 60, same)
     assert "drifted" in text
+    light = torch.linspace(0.5, 0.6, 100)
+    lit = calibration_of(torch.arange(100.0), model="m", light=light)
+    (text,) = _broken(kept, lit, torch.arange(100.0), light * 0.6)  # said even where the rates are kept
+    assert "darker" in text
     assert _stated({}, by) == []

@@ -15,6 +15,7 @@ from firm.errors import MachineError, named
 from firm.report import page as pages
 from firm.report.html import sha256
 from firm.report.page import write_page
+from firm.runtime.files import folder_lock
 from html_tree import HOSTILE, Tree, batch, pixels_of, shown_of
 
 
@@ -217,3 +218,14 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path):
 
 def test_same_batch_same_bytes(tmp_path):
     assert written(tmp_path / "a")[1] == written(tmp_path / "b")[1]
+
+
+def test_what_a_killed_process_has_left_is_removed_and_what_a_running_one_writes_is_not(tmp_path):
+    dead, running = tmp_path / ".report.dead", tmp_path / ".report.running"
+    for folder in (dead, running):
+        folder.mkdir()
+        (folder / "1.html").write_text("an entry")
+    with folder_lock(running):
+        written(tmp_path)
+    assert sorted(path.name for path in tmp_path.glob(".report.*")) == [".report.running"]
+    assert (running / "1.html").exists()

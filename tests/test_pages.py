@@ -16,7 +16,7 @@ from PIL import Image
 
 from commands import run
 from firm.research import figures, pages
-from firm.research.blocks import Block, as_csv, as_html, latex, markdown, parsed
+from firm.research.blocks import Block, Grid, as_csv, as_html, latex, markdown, parsed
 from firm.research.cell_text import paired_interval
 from firm.research.experiment import Record, record_path
 from firm.research.figures import draw_curves
@@ -160,9 +160,48 @@ def test_relative_cells_are_those_of_our_means(tmp_path):
         record_path(tmp_path, mine).write_text(json.dumps(record | {"experiment": mine.content, "final": final}))
     text = written("scores", seeds=[0], folder=tmp_path)
     ours = {line.split(" | ")[0]: line.split(" | ")[2:5] for line in text.splitlines() if "| ours, last |" in line}
-    assert ours["| FIRM"] == ["90.0 (1 of 10)", "+10.0%", "+10.0%"]
-    assert ours["| SupCon"] == ["80.0 (1 of 10)", "90.0 (1 of 10)", "+12.5%"]
-    assert ours["| floor: untrained"] == ["50.0 (1 of 10)", "-33.3%", "+20.0%"]  # no method, so never the lowest
+    ran = " (1 of 10)"
+    assert ours["| FIRM"] == [f"90.0{ran}", f"+10.0%{ran}", f"+10.0%{ran}"]
+    assert ours["| SupCon"] == [f"80.0{ran}", f"90.0{ran}", f"+12.5%{ran}"]
+    assert ours["| floor: untrained"] == [f"50.0{ran}", f"-33.3%{ran}", f"+20.0%{ran}"]  # no method: never the lowest
+
+
+def write_values(folder: Path, table: str, values: dict[tuple[str, str], float]) -> None:
+    """Records of one seed whose scores are all the same number, by row and class of CIFAR-10."""
+    for (row, name), value in values.items():
+        mine = experiment(TABLES[table], f"cifar10:{name}", row, "short", 0)
+        record = semantic_record(mine) | {"code": code_digest("semantic")}
+        same = {"value": value, "low": 0.0, "high": 1.0}
+        probes = [{"step": 1, "s_con k=1": same}]
+        final = dict.fromkeys(record["final"], same)
+        record_path(folder, mine).write_text(json.dumps(record | {"final": final, "probes": probes}))
+
+
+def test_percentages_compare_the_classes_that_both_have_run(tmp_path):
+    write_values(tmp_path, "sources", {("ntxent", "airplane"): 0.9, ("ntxent", "cat"): 0.6, ("firm", "airplane"): 0.89})
+    (line,) = [line for line in written("sources", seeds=[0], folder=tmp_path).splitlines() if "-1.1%" in line]
+    assert "-1.1% (1 of 10)" in line
+
+
+def test_rows_with_exposure_are_compared_with_firm_with_exposure(tmp_path):
+    oe = " + OE (300K)"
+    values = {(f"firm{oe}", "cat"): 0.9, (f"supcon{oe}", "cat"): 0.83, ("firm", "cat"): 0.8, ("supcon", "cat"): 0.7}
+    write_values(tmp_path, "sources", values)
+    less = differences(
+        written("sources", seeds=[0], folder=tmp_path), "cifar10:cat", "FIRM minus each row seed by seed, l"
+    )
+    assert {row: found for row, (found,) in less.items()} == {f"supcon{oe}": 7.0, "supcon": 10.0, f"firm{oe}": -10.0}
+    write_values(tmp_path, "scores-exposure", {name: value for name, value in values.items() if oe in name[0]})
+    text = written("scores-exposure", seeds=[0], folder=tmp_path)
+    assert differences(text, "cifar10:cat", "FIRM minus each row seed by seed, l") == {f"supcon{oe}": [7.0]}
+
+
+def test_every_table_of_the_paper_has_floors_of_pixels_and_of_an_untrained_encoder():
+    for name, table in TABLES.items():
+        if table.published:
+            assert {"pixels, cosine", "pixels, L2", "untrained"} <= {
+                row for row, how in table.rows.items() if how.floor
+            }, name
 
 
 def test_a_page_names_its_scale_and_calls_only_the_papers_protocol_so():
@@ -183,10 +222,15 @@ def test_a_page_is_written_in_four_formats():
     assert r"NT-Xent & paper & 92.2 $\pm$ 0.2 &" in latex(blocks)
     assert latex(["- a_b*", "*so* `x`"]) == "\\begin{itemize}\n\\item a\\_b*\n\\end{itemize}\n\nso x\n"
     rows = list(csv.reader(io.StringIO(as_csv(blocks))))
-    assert rows[0] == ["section", "row", "column", "value"]
-    section = "objectives, `tab:ablation_objectives` of the paper"
-    assert [section, "FIRM, paper", "CIFAR-10 AULC", "91.9 ± 0.1"] in rows
-    assert {len(row) for row in rows} == {4}
+    assert rows[0] == ["table", "section", "row", "column", "value", "deviation", "low", "high", "mark"]
+    of = ["The four objectives", "objectives, `tab:ablation_objectives` of the paper"]
+    assert [*of, "FIRM, paper", "CIFAR-10 AULC", "91.9", "0.1", "", "", ""] in rows
+    assert {len(row) for row in rows} == {9}
+    grid = Grid(["row", "a"], [["firm †", "1.0 ± 0.2 [0.5, 1.5]"], ["x", "two"], ["y", "3 †"]])
+    cells = [row[2:] for row in csv.reader(io.StringIO(as_csv(["## t", "### s", grid])))][1:]
+    assert cells[0] == ["firm", "a", "1.0", "0.2", "0.5", "1.5", "†"]
+    assert cells[1] == ["x", "a", "two", "", "", "", ""]
+    assert cells[2] == ["y", "a", "3", "", "", "", "†"]
     assert parsed(markdown(blocks)) == blocks
     tree = ElementTree.fromstring(as_html(blocks).partition("\n")[2].replace('<meta charset="utf-8">', ""))
     cells = ["".join(cell.itertext()) for cell in tree.iter("td")]
@@ -384,3 +428,14 @@ def test_figures_are_listed_run_and_reported_like_tables(sandals, monkeypatch):
 def test_the_legend_explains_every_protocol():
     assert set(pages.stored("legends")) == {table.protocol for table in TABLES.values()}
     assert set(pages.SECTIONS) == set(pages.stored("legends"))
+
+
+def test_classes_are_checked_one_by_one_and_figures_have_none(sandals):
+    assert run("bench", "run", "objectives", "--class=sandal", "--class=sandel", *TINY).code == 2
+    code, _, err = run("bench", "report", "objectives", "per-class-cifar10", "--class=sandal", "--class=bird")
+    assert code == 0, err  # each is a class of one of them
+    for option in ("--class=bird", "--set=training.lr=1"):
+        assert run("bench", "report", "mechanism", option).code == 2
+    code, out, _ = run("bench", "report", "mvtec", "--class=screw", "--set", "outliers.folder=sia/{class}")
+    assert code == 0
+    assert "--set 'outliers.folder=sia/{class}'`" in out  # as a shell takes it

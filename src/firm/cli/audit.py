@@ -30,13 +30,15 @@ def audit(
     """Find good images that do not look like the others, and draw them beside the most typical ones."""
     from firm.cli.preview import check_picture
     from firm.data.duplicates import group_by_part
-    from firm.detector.audit import audit_images
+    from firm.detector.audit import MIN_PARTS, audit_images
     from firm.detector.read import Options, read_good
     from firm.recipes.presets import usual
     from firm.report.sheets import Part, draw_parts
+    from firm.runtime.files import check_writable
     from firm.types import Depth
 
     check_picture(out)
+    check_writable(out.parent)
     use_device(device, threads)
     options = Options(
         seed=seed,
@@ -60,8 +62,12 @@ def audit(
     ]
     suspects = found.suspects()
     text = f"{len(suspects)} of {len(images)} images do not look like the others"
+    if len(parts.unique()) < MIN_PARTS:
+        text = (
+            f"{len(images)} images of {len(parts.unique())} parts are too few to compare; {MIN_PARTS} parts are needed"
+        )
     draw_parts(sheet, found.limit, out, title=f"{good.data.name}: {text}")
     lines = [f"{each['score']:8.2f}  {named(each['file'])}" for each in suspects]
-    lines.append(f"{named(good.data.name)}: {text} (score above {found.limit:.2f})")
+    lines.append(f"{named(good.data.name)}: {text}" + f" (score above {found.limit:.2f})" * bool(found.scores.any()))
     values = {"images": len(images), "limit": found.limit, "suspects": suspects, "picture": str(out)}
     show(values, "\n".join([*lines, f"see {named(out)}"]), as_json, good.left_out)

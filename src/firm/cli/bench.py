@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ Names = Annotated[list[str], Argument(metavar="TABLE...", help="Tables or figure
 Scale = Annotated[str, Option(help="smoke, short or paper: how long each training is.")]
 Seeds = Annotated[int | None, Option(min=1, help="How many seeds, from 0. [default: 5 at paper scale, else 2]")]
 Classes = Annotated[list[str] | None, Option("--class", metavar="CLASS", help="Only this class; may be repeated.")]
+Rows = Annotated[list[str] | None, Option("--row", metavar="ROW", help="Only this row; may be repeated.")]
 Results = Annotated[Path, Option(help="One JSON file per run.")]
 Work = Annotated[Path, Option(help="Checkpoints of unfinished runs.")]
 Out = Annotated[
@@ -73,6 +75,7 @@ def list_tables(scale: Scale = "short", seeds: Seeds = None, results: Results = 
         print(f"{name:<24} {len(runs) - len(to_make):>5} {len(to_make) - without:>8} {without:>8}   {table.title}")
     for name, figure in FIGURES.items():
         print(f"{name:<24} {'figure':>23}   {figure.title}{f' (needs {figure.needs})' if figure.needs else ''}")
+    print(f"`firm bench report NAME --scale {scale}` shows one, `firm bench run NAME --scale {scale}` makes its runs.")
 
 
 @bench.command()
@@ -81,6 +84,7 @@ def plan(
     scale: Scale = "smoke",
     seeds: Seeds = None,
     classes: Classes = None,
+    rows: Rows = None,
     settings: Settings = None,
     results: Results = RUNS,
     threads: Threads = 1,
@@ -93,7 +97,7 @@ def plan(
 
     use_device("cpu", threads)
     every: dict[str, Experiment] = {}
-    asked = _asked(names, scale, seeds, results, classes, settings)
+    asked = _asked(names, scale, seeds, results, classes, rows, settings)
     for name, table in asked.tables.items():
         runs = {run.key: run for run in plan_of(table, scale, asked.seeds)}
         print(f"{name}: {len(runs)} runs, {len(runs.keys() & every.keys())} of them shared with the tables above")
@@ -116,6 +120,7 @@ def run(
     scale: Scale = "smoke",
     seeds: Seeds = None,
     classes: Classes = None,
+    rows: Rows = None,
     settings: Settings = None,
     results: Results = RUNS,
     work: Work = Path("bench-work"),
@@ -134,13 +139,13 @@ def run(
     from firm.research.tables import plan as plan_of
 
     use_device(device, threads)
-    asked = _asked(names, scale, seeds, results, classes, settings)
+    asked = _asked(names, scale, seeds, results, classes, rows, settings)
     runs = {one.key: one for table in asked.tables.values() for one in plan_of(table, scale, asked.seeds)}
     with reporting() as listener:
         for line in run_missing([*runs.values()], results, work, device=device, listener=listener, outdated=outdated):
             say(line)
     out = out or (Path("figures") if asked.figures else None)
-    report(names, scale, seeds, classes, settings, results, out, threads)
+    report(names, scale, seeds, classes, rows, settings, results, out, threads)
 
 
 @bench.command()
@@ -149,6 +154,7 @@ def confirm(
     scale: Scale = "smoke",
     seeds: Seeds = None,
     classes: Classes = None,
+    rows: Rows = None,
     settings: Settings = None,
     results: Results = RUNS,
     work: Work = Path("bench-work"),
@@ -161,7 +167,7 @@ def confirm(
     from firm.research.tables import plan as plan_of
 
     use_device(device, threads)
-    asked = _asked(names, scale, seeds, results, classes, settings)
+    asked = _asked(names, scale, seeds, results, classes, rows, settings)
     runs = {one.key: one for table in asked.tables.values() for one in plan_of(table, scale, asked.seeds)}
     with reporting() as listener:
         for line in confirm_outdated([*runs.values()], results, work, device=device, listener=listener):
@@ -174,6 +180,7 @@ def report(
     scale: Scale = "smoke",
     seeds: Seeds = None,
     classes: Classes = None,
+    rows: Rows = None,
     settings: Settings = None,
     results: Results = RUNS,
     out: Out = None,
@@ -184,10 +191,13 @@ def report(
     from firm.runtime.files import write_atomically
 
     use_device("cpu", threads)
-    asked = _asked(names, scale, seeds, results, classes, settings)
-    options = [("--scale", scale), ("--seeds", len(asked.seeds))]
-    options += [("--class", name) for name in classes or ()] + [("--set", setting) for setting in settings or ()]
-    command = " ".join(["firm bench report", *names, *(f"{option} {value}" for option, value in options)])
+    asked = _asked(names, scale, seeds, results, classes, rows, settings)
+    options: list[tuple[str, object]] = [("--scale", scale), ("--seeds", len(asked.seeds))]
+    options += [("--class", name) for name in classes or ()] + [("--row", name) for name in rows or ()]
+    options += [("--set", setting) for setting in settings or ()]
+    options += [("--results", results.as_posix())] if results != RUNS else []
+    words = [*names, *(str(word) for option in options for word in option)]
+    command = f"firm bench report {shlex.join(words)}"
     if out is None:
         print(markdown(_page(asked, command, None)), end="")
         return
@@ -257,6 +267,7 @@ def _asked(
     seeds: int | None,
     results: Path,
     classes: list[str] | None = None,
+    rows: list[str] | None = None,
     settings: list[str] | None = None,
 ) -> _Asked:
     from firm.recipes.recipe import parse_settings
@@ -267,11 +278,17 @@ def _asked(
     if unknown := [name for name in names if name not in known]:
         raise SettingError(f"no table or figure {unknown[0]!r}; use one of {', '.join(known)}")
     changes = parse_settings(settings or ())
-    tables = {name: narrowed(TABLES[name], classes or (), changes) for name in names if name in TABLES}
-    for name, table in tables.items():
-        if not chosen(table):
-            listed = ", ".join(TABLES[name].data)
-            raise SettingError(f"the table {name} has no class {', '.join(table.classes)}; it has {listed}")
-    numbers = list(range(seeds or (5 if scale == "paper" else 2)))
+    tables = {name: narrowed(TABLES[name], classes or (), changes, rows or ()) for name in names if name in TABLES}
     figures = list(FIGURES) if EVERY_FIGURE in names else [name for name in names if name in FIGURES]
+    if figures and (classes or rows or settings):
+        raise SettingError(f"the figure {figures[0]} is drawn from whole tables; leave --class, --row and --set out")
+    for row in rows or ():
+        if not any(row in table.rows for table in tables.values()):
+            listed = ", ".join(dict.fromkeys(name for table in tables.values() for name in table.rows))
+            raise SettingError(f"{', '.join(tables)} has no row {row}; use one of {listed}")
+    for wanted in classes or ():
+        if not any(chosen(narrowed(table, [wanted], {})) for table in tables.values()):
+            listed = ", ".join(dict.fromkeys(data for table in tables.values() for data in table.data))
+            raise SettingError(f"{', '.join(tables)} has no class {wanted}; use one of {listed}")
+    numbers = list(range(seeds or (5 if scale == "paper" else 2)))
     return _Asked(tables, figures, scale, numbers, results)

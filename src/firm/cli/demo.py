@@ -25,6 +25,7 @@ def demo(
     output: Output = None,
 ) -> None:
     """Fit on drawn parts, inspect a mixed batch of others and write the report."""
+    from firm.decision.calibration import summary_of
     from firm.detector.detector import Detector
     from firm.detector.evaluation import Labelled, evaluate
     from firm.detector.inspection import Inspection
@@ -53,6 +54,7 @@ def demo(
         {"report": str(page), **asdict(result.overall), "caught": caught, "bad": bad, "false_calls": false},
         f"{product}: {caught} of {bad} bad parts and {false} of {sum(good.values())} good ones do not PASS\n"
         f"good parts: {good['PASS']} PASS, {good['REVIEW']} REVIEW, {good['FAIL']} FAIL\n"
+        f"{summary_of(detector.decides)[1]}\n"
         f"AUROC of images {percent(result.overall.auroc)}{located}\nsee {named(page)}; the detector is {named(model)}",
         as_json,
     )

@@ -44,6 +44,7 @@ def evaluate(
     """
     from firm.detector import evaluation
     from firm.detector.detector import Detector
+    from firm.images.preprocess import brightness
     from firm.report.evaluation import write_evaluation
     from firm.runtime.files import check_writable
 
@@ -60,7 +61,8 @@ def evaluate(
     counted = test[~test.under(detector.model.ignored)]
     files = [] if report is None else write_evaluation(report, counted, by, name=data)
     stated = _stated(result.confusion.get("good", {}), by)
-    for text in (*warnings_about(result), *_broken(stated, by, located.scores[~anomalous])):
+    light = brightness(images[~anomalous], detector.model.ignored)
+    for text in (*warnings_about(result), *_broken(stated, by, located.scores[~anomalous], light)):
         warn(text)
     unmarked = None if truth is None else int((anomalous & ~truth.known).sum())
     values = as_values(data, result, by.review, unmarked)
@@ -94,19 +96,21 @@ def _stated_rows(stated: list[dict[str, Any]], word: str) -> Rows:
     return rows if stated else []
 
 
-def _broken(stated: list[dict[str, Any]], by: Calibration, good: Tensor) -> list[str]:
-    """Rates that are not kept, with the drift that may explain it."""
+def _broken(stated: list[dict[str, Any]], by: Calibration, good: Tensor, light: Tensor) -> list[str]:
+    """Rates that are not kept, and the drift of the good images' scores and light, which may explain it."""
     import torch
 
     from firm.decision.calibration import FOLDS
-    from firm.decision.drift import drift
+    from firm.decision.drift import drift, light_drift
 
     broken = [each["verdict"] for each in stated if each["broken"]]
+    found, parts = list[str](), torch.tensor(by.shown)
+    if by.light and len(light):
+        found.append(light_drift(light, torch.tensor(by.light), parts=parts).sentence)
     if not broken or not by.scores:
-        return []
-    parts, estimated = torch.tensor(by.shown), by.basis == FOLDS
-    found = drift(good, torch.tensor(by.scores), parts=parts, estimated=estimated).sentence
-    why = found or "no drift of the scores is seen"
+        return [text for text in found if text]
+    found.append(drift(good, torch.tensor(by.scores), parts=parts, estimated=by.basis == FOLDS).sentence)
+    why = "; ".join(text for text in found if text) or "no drift of the scores or of the light is seen"
     return [f"more good images are for {' and for '.join(broken)} than stated: {why}"]
 
 

@@ -154,10 +154,19 @@ def check_good(data: OneClass) -> None:
         raise DataError(f"{same}; give photographs of different parts")
 
 
-def warnings_about(data: OneClass, *, holdout: float = 0.1, false_calls: float = 0.05) -> list[str]:
-    """What the user should know about the good images before training; `holdout` is 1 if all take turns in folds."""
+def warnings_about(
+    data: OneClass, *, holdout: float = 0.1, false_calls: float = 0.05, parts: int = 0, fail: float = 0.0
+) -> list[str]:
+    """What the user should know about the good images before training.
+
+    `holdout` is 1 if all take turns in folds, and then their `parts` count and the rate of FAIL that is asked for.
+    """
     count, copy = len(data.train), duplicated(data.train)
-    warnings = [_too_few(count, holdout, false_calls)] if count < FEW else []
+    warnings = [_too_few(count, holdout, false_calls)] if count < FEW and holdout < 1 else []
+    if holdout == 1 and parts < FEW:
+        what = f"{parts} good images" if parts == count else f"{parts} good parts ({count} images)"
+        rate = max(fail, 1 / (parts + 1))
+        warnings.append(f"{what} are few: about {100 * rate:.0f} % of good parts will FAIL; give {FEW} or more")
     if copy.any():
         found = f"{int(copy.sum())} of {count} good images are copies of others (for example {_names(data, copy)[0]})"
         why = "they add nothing, and a held-out copy makes the threshold too low"
@@ -182,8 +191,6 @@ def isolated(images: UInt8[Tensor, "n c h w"], among: Bool[Tensor, " n"]) -> Boo
 
 
 def _too_few(count: int, holdout: float, false_calls: float) -> str:
-    if holdout == 1:
-        return f"{count} good images are few: {100 / (count + 1):.0f} % of good parts will FAIL; give 20 or more"
     kept = held_out_images(count, holdout)
     rate = f"a false-call rate of {100 / (kept + 1):.0f} % at best"
     sentence = f"{count} good images are few: the {kept} held out for the thresholds can guarantee {rate}"

@@ -115,6 +115,8 @@ def read_listing(name: str, listing: Listing, reading: Reading) -> OneClass:
     train = _decode_files(files, reading)
     if not train.files:
         why = train.skipped[0][1] if train.skipped else f"it holds no {', '.join(sorted(SUFFIXES))} file"
+        if any(file.suffix.lower() in VIDEOS for file in listing.home.glob("*")):
+            why = "it holds videos; save their frames as PNG files"
         raise DataError(f"{named(listing.home)} has no usable image ({why}); put the images directly into it")
     test = _read_labelled(listing if reading.with_test else Listing(listing.home, []), reading)
     for _, reason in train.skipped + test.skipped:
@@ -152,8 +154,9 @@ def read_files(
 def refuse_others(given: Path | str) -> None:
     """A sentence of its own for an address, a video and masks, which people give in the place of images."""
     path = Path(given)
-    if re.match(r"[a-z][a-z0-9+.-]+:/", path.as_posix(), re.IGNORECASE):  # a drive has one letter
-        raise DataError(f"{named(given)} is an address; download the images and give their folder")
+    if address := re.match(r"([a-z][a-z0-9+.-]+):/+", path.as_posix(), re.IGNORECASE):  # a drive has one letter
+        whole = f"{address[1]}://{path.as_posix()[address.end() :]}"  # a path has no double slashes
+        raise DataError(f"{named(whole)} is an address; download what is there and give the local path")
     if path.suffix.lower() in VIDEOS and not path.is_dir():
         raise DataError(f"{named(given)} is a video; save its frames as PNG files and give their folder")
     if MASKS in (path.name, path.parent.name):
@@ -183,7 +186,8 @@ def refuse_mixing(folder: Path, paths: list[Path]) -> None:
 def list_folder(folder: Path) -> Listing:
     """The files of whichever layout the folder has."""
     if not folder.is_dir():
-        raise DataError(f"{named(folder)} is not a folder; give the folder that holds the good images")
+        what = "one file" if folder.is_file() else "not a folder"
+        raise DataError(f"{named(folder)} is {what}; give the folder that holds the good images")
     if (mvtec := list_mvtec(folder)) is not None:
         return mvtec
     if (folder / GOOD).is_dir():

@@ -257,10 +257,11 @@ def summary_of(calibration: Calibration) -> list[str]:
         lines.append(f"95 % confidence bound for this calibration: {bounds}")
         load = round((calls - fails) * calibration.parts)
         if calls > FALSE_CALLS + 1e-9 and load:
-            lines[-1] += f"; about {load} of {calibration.parts} good parts go to REVIEW, more good images shrink this"
+            goes = "part goes" if calibration.parts == 1 or load == 1 else "parts go"
+            lines[-1] += f"; about {load} of {calibration.parts} good {goes} to REVIEW, more good images shrink this"
     if calibration.pixel is not None and calibration.marked is not None:
         rate = _percent(calibration.marked.kept)
-        lines.append(f"regions: heat above {calibration.pixel:.6g}, in at most {rate} of good parts")
+        lines.append(f"regions: heat above {calibration.pixel:.6g}, in {about} {rate} of good parts")
     if calibration.misses is not None:
         unfailed, passed = _counted(calibration.misses.unfailed), _counted(calibration.misses.passed)
         lines.append(f"defects: {unfailed} do not FAIL, {passed} PASS")
@@ -271,12 +272,15 @@ def warnings_of(calibration: Calibration) -> list[str]:
     """Targets that are not met, and what would be needed."""
     images, parts, lines = calibration.images, calibration.parts, []
     count = plural(parts, "good part") if parts < images else plural(images, "good image")
-    for name, guarantee in (("FAIL", calibration.failed), ("REVIEW", calibration.reviewed)):
+    rates = {"FAIL": calibration.failed, "REVIEW or FAIL": calibration.reviewed}
+    if calibration.failed.wished == calibration.reviewed.wished:
+        del rates["FAIL"]
+    for name, guarantee in rates.items():
         if guarantee.wished and guarantee.unmet:
             needed = math.ceil(1 / guarantee.wished - 1e-9) - 1
             lines.append(
-                f"{count} cannot guarantee {100 * guarantee.wished:g} % for {name}: the lowest rate they guarantee is "
-                f"{_percent(guarantee.kept)}, and {100 * guarantee.wished:g} % takes {needed}"
+                f"{count} cannot keep {name} at {100 * guarantee.wished:g} % of good parts: {_percent(guarantee.kept)} "
+                f"is the lowest rate they support, and {100 * guarantee.wished:g} % takes {needed}"
             )
     if calibration.review == calibration.fail:
         lines.append("review and fail are the same threshold, so nothing is for REVIEW")

@@ -86,7 +86,7 @@ class LightDrift:
             return ""
         return (
             f"the light has drifted: the images are {100 * abs(self.change):.0f} % {self.direction} than the good ones "
-            f"of the calibration ({_chance(self.p_value, self.level)}), whose guarantees hold for its own light; "
+            f"of the calibration ({_chance(self.p_value, self.level)}), whose rates hold for its own light; "
             "restore the light, or run firm calibrate on good images taken in this one"
         )
 

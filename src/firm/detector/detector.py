@@ -233,7 +233,7 @@ class Detector(Fitted):
             return
         other = float(self.model.score(self.preprocessing.read(swapped)))
         self._swaps -= 1
-        if other <= self.limit or 0 < 2 * other < score:
+        if 2 * max(other, 0.0) < score:
             self._swaps = 0
             text = f"this array scores {score:.4g}, and {other:.4g} with red and blue swapped"
             warnings.warn(f'{text}; if it comes from OpenCV, pass channels="bgr"', stacklevel=4)

@@ -149,7 +149,8 @@ def split_good(good: Good, listener: Listener = SILENT) -> Split:
     else:
         holdout = default_holdout(count, rate) if options.holdout is None else options.holdout
         split = by_holdout(data, parts, holdout, seed=options.seed, min_parts=parts_needed(rate))
-    for text in warnings_about(data, holdout=holdout, false_calls=rate):
+    shown = len(parts.unique())
+    for text in warnings_about(data, holdout=holdout, false_calls=rate, parts=shown, fail=options.fail or 0.0):
         listener.warn(text)
     check_recipe(good.recipe, data, split.fewest)
     side = " x ".join(map(str, data.train.shape[:1:-1]))

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from firm.data.folder import refuse_others
 from firm.detector.remember import Examples, Fitted
 from firm.errors import ModelFileError, SettingError, named
 from firm.images.decode import SUFFIXES
@@ -72,6 +73,7 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], Card]:
     if path.suffix.lower() in SUFFIXES and not path.is_dir():
         raise ModelFileError(f"{named(path)} is an image, not a detector; give the folder that firm fit wrote first")
     if not (path / CARD).is_file():
+        refuse_others(path)
         raise ModelFileError(f"there is no detector {named(path)}; give the folder that firm fit wrote")
     text = _read(path / CARD).decode(errors="replace")
     card = check_card(path / CARD, text, KIND, SCHEMA)

@@ -91,8 +91,8 @@ def summary(metrics: dict[str, Any]) -> str:
     """The result of a self-check as a sentence."""
     interval, pixels = metrics["synthetic_auroc"], metrics.get("pixels_auroc")
     value, low, high = (100 * interval[name] for name in ("value", "low", "high"))
-    images = metrics["good_images"]
-    text = f"self-check: AUROC {value:.1f} ({low:.1f} to {high:.1f}) on synthetic defects on {images} held-out images"
+    on = f"synthetic defects on {metrics['good_images']} images that the scoring model has not seen"
+    text = f"self-check: AUROC {value:.1f} ({low:.1f} to {high:.1f}) on {on}"
     return text if pixels is None else f"{text}; pixel baseline {100 * pixels:.1f}"
 
 

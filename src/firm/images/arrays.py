@@ -1,12 +1,15 @@
 """Images in memory: one or several, in the layouts of NumPy, PyTorch and OpenCV."""
 
+import os
 from typing import Any
 
 import numpy as np
+from PIL import Image
 from torch import Tensor
 
 from firm.errors import SettingError
 
+SOURCES = (str, bytes, os.PathLike, np.ndarray, Tensor, Image.Image, list, tuple)
 CHANNELS = ("rgb", "bgr")
 COLOURS = (1, 3, 4)  # numbers of channels
 
@@ -16,15 +19,18 @@ def is_batch(source: object) -> bool:
     return isinstance(source, list | tuple) or getattr(source, "ndim", 0) == 4
 
 
-def images_in(source: Any, channels: str = "rgb") -> list[Any]:
+def images_in(source: object, channels: str = "rgb") -> list[Any]:
     """The images of a list or a stack, or the one alone; arrays and tensors as arrays (h, w) or (h, w, c), RGB.
 
     A stack is (n, h, w, c) or (n, c, h, w), a tensor has its channels first. Files and Pillow images, which know the
     order of their channels, stay as they are.
     """
     _check(channels)
+    if not isinstance(source, SOURCES):
+        raise SettingError(f"an image cannot be a {type(source).__name__}; give a file, an array, a tensor or an image")
     first = is_batch(source) and _channels_first(source)
-    return [_array(image, channels, first) for image in (source if is_batch(source) else [source])]
+    images: Any = source
+    return [_array(image, channels, first) for image in (images if is_batch(source) else [images])]
 
 
 def _channels_first(image: Any) -> bool:

@@ -6,6 +6,7 @@ three files get their names when all of them are complete.
 
 import heapq
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -22,11 +23,12 @@ from firm.report.gallery import RANKS, entry, scale
 from firm.report.histogram import histogram
 from firm.report.html import SIGNS, generate
 from firm.report.ledger import COLUMNS, MARK, csv_line, csv_row, json_line
-from firm.runtime.files import replace_file, writing
+from firm.runtime.files import folder_lock, replace_file, writing
 
 PAGE, TABLE, LINES = "report.html", "verdicts.csv", "verdicts.jsonl"
 GALLERY = 500
 KEPT = "an older report is unchanged"
+SCRATCH = ".report."  # what is not complete
 
 Images = Iterable[InspectedImage]
 
@@ -42,7 +44,7 @@ def write_inspection(
         title=f"Inspection by {model}",
         good_scores=by.scores,
         left_out=inspection.left_out,
-        card={"guarantee": [f"thresholds {by.source}", *summary_of(by)], **inspection.detector.card()},
+        card={"thresholds": [f"thresholds {by.source}", *summary_of(by)], **inspection.detector.card()},
         notes=inspection.notes,  # complete after the last image
         gallery=gallery,
         when=when,
@@ -67,8 +69,9 @@ def write_page(
     """
     with writing(folder / PAGE, KEPT):
         folder.mkdir(parents=True, exist_ok=True)
-        beside = TemporaryDirectory(dir=folder, prefix=".report.", ignore_cleanup_errors=True)  # what is not complete
-    with beside as name:
+        _remove_abandoned(folder)
+        beside = TemporaryDirectory(dir=folder, prefix=SCRATCH, ignore_cleanup_errors=True)
+    with beside as name, folder_lock(Path(name)):
         scratch = Path(name)
         batch = _gather(scratch, images, gallery)
         limits = (batch.first.review, batch.first.fail) if batch.first else None
@@ -81,6 +84,15 @@ def write_page(
             with writing(folder / name, KEPT):
                 replace_file(scratch / name, folder / name)
     return folder / PAGE
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what killed processes have left; a running one holds the lock of its own."""
+    for scratch in folder.glob(f"{SCRATCH}*"):
+        with folder_lock(scratch) as mine:
+            abandoned = mine
+        if abandoned:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 @dataclass

@@ -15,6 +15,8 @@ STYLE = (
     "td,th{padding:.2em .6em;border-bottom:1px solid #ccc;text-align:right;white-space:nowrap}"
     "td:first-child,th:first-child{text-align:left}img{max-width:100%}"
 )
+MARK = " †"  # of what other code made
+NUMBERS = re.compile(r"([+-]?[\d.]+)(?: ± ([\d.]+))?(?: \[([+-]?[\d.]+), ([+-]?[\d.]+)\])?")
 EMPHASIS = r"(?<!\w)\*([^*\s][^*]*)\*"  # and not the star of s_con*
 TEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -89,19 +91,29 @@ def latex(blocks: Sequence[Block]) -> str:
 
 
 def as_csv(blocks: Sequence[Block]) -> str:
-    """One line for each cell of every grid: section, row, column, value."""
-    out, section = io.StringIO(), ""
+    """One line for each cell of every grid; what is written ± and in brackets has columns of its own, and marks too."""
+    out, table, section = io.StringIO(), "", ""
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["section", "row", "column", "value"])
+    writer.writerow(["table", "section", "row", "column", "value", "deviation", "low", "high", "mark"])
     for block in blocks:
         if isinstance(block, str) and _is_heading(block):
-            section = block.lstrip("# ")
+            level, _, words = block.partition(" ")
+            table, section = (table, words) if level == "###" else (words, "")
         for line in block.lines if isinstance(block, Grid) else ():
             assert isinstance(block, Grid)
             named = 2 if block.head[1:2] == [""] else 1  # a second column without a head names rows too
             row = ", ".join(line[:named])
-            writer.writerows([section, row, *cell] for cell in zip(block.head[named:], line[named:], strict=True))
+            for column, cell in zip(block.head[named:], line[named:], strict=True):
+                writer.writerow([table, section, row.removesuffix(MARK), column, *_numbers(cell, row)])
     return out.getvalue()
+
+
+def _numbers(cell: str, row: str) -> list[str]:
+    """A cell as value, deviation, bounds and mark; a text that is no number is the value."""
+    mark = MARK.strip() if MARK in cell or row.endswith(MARK) else ""
+    plain = cell.replace(MARK, "")
+    found = NUMBERS.fullmatch(plain)
+    return [*(part or "" for part in found.groups()), mark] if found else [plain, "", "", "", mark]
 
 
 def as_html(blocks: Sequence[Block]) -> str:

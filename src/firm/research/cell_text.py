@@ -1,6 +1,7 @@
 """Runs as the texts of a page: names with their marks, mean and deviation over seeds, intervals, paired differences."""
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from scipy.special import stdtrit
@@ -83,19 +84,26 @@ def differences_text(pairs: Mapping[str, Sequence[float]]) -> str:
     return f"{'; '.join(each)}." if each else ""
 
 
+def rival_of(row: str, rows: Iterable[str]) -> str:
+    """The row of FIRM that a row is compared with: of the same suffix (", nsa", " + OE"), else the plain one."""
+    firms = [name for name in rows if re.match(r"firm\b", name)]
+    suffix = re.sub(r"^[^,+]*?(?=, | \+ |$)", "", row)
+    alike = f"firm{suffix}"
+    return next((name for name in (*([alike] if alike != row else []), "firm") if name in firms), next(iter(firms), ""))
+
+
 def firm_minus(rows: Mapping[str, Runs], value: Callable[[Record], float]) -> str:
     """FIRM minus each row, seed by seed: seeds share weights, batches and views, so chance cancels.
 
-    A row is compared with the FIRM row of the same suffix if there is one, and a single run of features that are not
-    trained with every seed.
+    A row is compared with `rival_of` it, and a single run of features that are not trained with every seed.
     """
     pairs = {}
     for row, runs in rows.items():
-        name, _, how = row.partition(", ")
-        rival = rows.get(f"firm, {how}" if name != "firm" and f"firm, {how}" in rows else "firm", [])
+        compared = rival_of(row, rows)
+        rival = rows.get(compared, [])
         others = {run["experiment"]["seed"]: value(run) for run in runs}
         if len(runs) == 1 and runs[0]["recipe"]["features"] in NOT_TRAINED:
             others = dict.fromkeys((run["experiment"]["seed"] for run in rival), value(runs[0]))
-        both = [run for run in rival if row != "firm" and run["experiment"]["seed"] in others]
+        both = [run for run in rival if row != compared and run["experiment"]["seed"] in others]
         pairs[row] = [value(run) - others[run["experiment"]["seed"]] for run in both]
     return differences_text(pairs)

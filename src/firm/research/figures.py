@@ -27,7 +27,6 @@ from firm.runtime.listener import Listener
 
 PALETTE = (*COLOURS.values(), "#E69F00", "#56B4E9", "#000000", "#999999")
 SWEEPS = {"temperature": "temperature τ", "batch-size": "batch size"}
-USED = {"temperature": "0.2", "batch-size": "32"}  # by the paper, where it prints numbers too
 NORMS = {"without norm": "s_con k=1", "with norm": "s_con* k=1"}  # the starred scores multiply by the norm (Equation 7)
 PEAKS = {("temperature", "without norm"): "0.2", ("temperature", "with norm"): "0.4"}  # appendix B, in words only
 
@@ -161,6 +160,15 @@ def _finals(runs: dict[str, Record], score: str) -> list[float]:
     return [100 * run["final"][score]["value"] for run in runs.values()]
 
 
+def _of(data: str, by_seed: BySeed) -> BySeed:
+    """The runs on one class; a seed that has none is left out."""
+    own = {
+        seed: [runs for runs in classes if next(iter(runs.values()))["experiment"]["data"] == data]
+        for seed, classes in by_seed.items()
+    }
+    return {seed: classes for seed, classes in own.items() if classes}
+
+
 def draw_sweeps(out: Path, *, scale: str, seeds: list[int], folder: Path, listener: Listener) -> list[Path]:
     """AUROC of FIRM over temperature and batch size, scored without and with the norm of the embedding."""
     figure, path = Figure(figsize=(13, 3.7), layout="constrained"), out / "temperature-batch-size.png"
@@ -170,16 +178,14 @@ def draw_sweeps(out: Path, *, scale: str, seeds: list[int], folder: Path, listen
     if max(map(len, swept), default=0) < 2:  # runs that other tables have made are no sweep
         return []
     classes = list(dict.fromkeys(run["experiment"]["data"] for runs in swept for run in runs.values()))
+    colours = dict(zip(classes, PALETTE, strict=False))
     for place, letter, (sweep, norm) in zip(axes, "abcd", product(SWEEPS, NORMS), strict=True):
         ticks = trained(TABLES[sweep])
-        for by_seed in found[sweep]:
-            at = [ticks.index(row) for row in next(iter(by_seed.values()))[0]]
-            _band(place, at, _means(by_seed, partial(_finals, score=NORMS[norm])), COLOURS["firm"], "ours")
-        if norm == "without norm":  # a point would flatten a curve of reduced scale
-            paper = np.mean([of_class()["firm", data][0] for data in classes])
-            place.text(
-                0.97, 0.03, f"paper at {USED[sweep]}: {paper:.1f}", fontsize=8, ha="right", transform=place.transAxes
-            )
+        for data, by_seed in ((data, _of(data, by_seed)) for by_seed in found[sweep] for data in classes):
+            if by_seed:
+                at = [ticks.index(row) for row in next(iter(by_seed.values()))[0]]
+                curves = _means(by_seed, partial(_finals, score=NORMS[norm]))
+                _band(place, at, curves, colours[data], f"{data} (paper at its settings {of_class()['firm', data][0]})")
         if (sweep, norm) in PEAKS:
             place.axvline(ticks.index(PEAKS[sweep, norm]), color="black", linestyle="dotted", label="the paper's best")
         place.set_title(f"({letter}) {SWEEPS[sweep]}, {norm}", fontsize=9)

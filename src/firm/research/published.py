@@ -93,8 +93,9 @@ def printed_blocks(table: Table, name: str, records: Records) -> list[Block]:
     Floors are further rows, or further columns where the methods are columns.
     """
     content = printed(name)
-    floors: list[Names] = [[FLOOR + row] for row, how in table.rows.items() if how.floor]
     across = any("row" in stored("tables")["headers"].get(parts[0], {}) for parts in content["columns"])
+    under = dict.fromkeys(tuple(parts[1:]) for parts in content["columns"]) if across else [()]
+    floors: list[Names] = [[FLOOR + row, *parts] for row, how in table.rows.items() if how.floor for parts in under]
     rows = [*content["rows"], *([] if across else floors)]
     columns = [*content["columns"], *(floors if across else [])]
     cells = [[*line, *[None] * (len(columns) - len(line))] for line in content["cells"]]
@@ -151,23 +152,32 @@ def _ours(
     wanted: Sequence[Sequence[Source]], methods: int, records: Records, how: str
 ) -> list[list[Ours | str | None]]:
     """Every cell measured here, a percentage as text; the rows after the methods are floors."""
-    plain = [[measured(source, records, how) for source in line] for line in wanted]
 
-    def shown(source: Source, mine: Ours | None, column: int) -> Ours | str | None:
+    def shown(source: Source, column: int) -> Ours | str | None:
+        mine = measured(source, records, how)
         if mine is None or source.over is None:
             return mine
-        if source.over.get("row") == LOWEST:
-            rivals = [line[column] for line in plain[:methods]]
-        else:
-            rivals = [measured(replace(source, over=None, **source.over), records, how)]
-        rival = min((each.mean for each in rivals if each is not None), default=mine.mean)
-        absolute = rival == mine.mean and LOWEST in source.over.values()  # as the paper prints the lowest itself
-        return str(mine) if absolute else f"{100 * (mine.mean / rival - 1):+.1f}%"
+        lowest = source.over.get("row") == LOWEST
+        rivals = [line[column] for line in wanted[:methods]] if lowest else [replace(source, **source.over)]
+        data, means = _compared([source, *rivals], records, how)
+        if len(means) < 2:
+            return None
+        mean, *others = means
+        if lowest and min(others) == mean:  # as the paper prints the lowest itself
+            return str(mine)
+        ran = "" if len(data) == len(source.data) else f" ({len(data)} of {len(source.data)})"
+        return f"{100 * (mean / min(others) - 1):+.1f}%{ran}"
 
-    return [
-        [shown(source, mine, column) for column, (source, mine) in enumerate(zip(line, ours, strict=True))]
-        for line, ours in zip(wanted, plain, strict=True)
-    ]
+    return [[shown(source, column) for column, source in enumerate(line)] for line in wanted]
+
+
+def _compared(cells: Sequence[Source], records: Records, how: str) -> tuple[list[str], list[float]]:
+    """The data sets that all cells with runs have run, and the mean of each on these and on the seeds that all have."""
+    ran = [cell for cell in cells if measured(cell, records, how)]
+    data = [name for name in cells[0].data if all(measured(replace(each, data=[name]), records, how) for each in ran)]
+    found = [ours for each in ran if (ours := measured(replace(each, data=data), records, how))]
+    seeds = set.intersection(*(set(ours.values) for ours in found)) if found else ()
+    return data, [fmean(ours.values[seed] for seed in seeds) for ours in found] if seeds else []
 
 
 def measured(source: Source, records: Records, how: str = "last") -> Ours | None:
@@ -198,7 +208,8 @@ def _value(source: Source, run: Record, how: str) -> float | None:
         return aulc(curve) if curve and how == "last" else None
     if how == "best":
         return max(curve, default=None)
-    return run["final"].get(source.scoring, {}).get("value")
+    plain = replace(source, score="s_con") if run["recipe"]["features"] == "pixels" else source  # they have no views
+    return run["final"].get(source.scoring, run["final"].get(plain.scoring, {})).get("value")
 
 
 def _less(mine: object, cell: Cell) -> str | None:

@@ -35,7 +35,7 @@ from firm.research.few import few
 from firm.research.frozen import frozen
 from firm.research.protocols import Protocol, guarantees, patches
 from firm.research.semantic import semantic
-from firm.runtime.files import folder_lock, write_atomically
+from firm.runtime.files import check_writable, folder_lock, write_atomically
 from firm.runtime.listener import SILENT, Listener
 from firm.types import OneClass
 
@@ -69,6 +69,7 @@ def run_missing(
 
     A run whose data or weights are missing is skipped. With `outdated`, runs of other code or images are made again.
     """
+    check_writable(folder)
     for number, experiment in enumerate(plan, 1):
         if _recorded(folder, experiment, outdated):
             continue

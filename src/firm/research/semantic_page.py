@@ -16,6 +16,7 @@ from firm.research.cell_text import (
     lead_text,
     machine_text,
     mean_text,
+    rival_of,
     spread_text,
 )
 from firm.research.experiment import Record
@@ -86,8 +87,9 @@ def _means(table: Table, family: str, by_data: Records) -> list[Block]:
 
 def _lead(ours: Ours | None, row: str, shared: list[str], by_data: Records) -> str:
     """FIRM minus the row on the same seeds, with its interval; what has no seed of its own against every seed."""
-    firm = measured(Source(row="firm", data=shared), by_data)
-    if firm is None or ours is None or row == "firm" or firm.ran < len(shared):
+    rival = rival_of(row, by_data[shared[0]])
+    firm = measured(Source(row=rival, data=shared), by_data)
+    if firm is None or ours is None or row == rival or firm.ran < len(shared):
         return "-"
     others = dict.fromkeys(firm.values, ours.mean) if row.startswith("pixels") else ours.values
     return lead_text([firm.values[seed] - others[seed] for seed in firm.values.keys() & others.keys()])

@@ -28,6 +28,7 @@ EPOCHS = {  # of a reduced semantic training, 1 elsewhere: 4,500 steps on Fashio
 }
 # of a reduced semantic training, chosen on held-out training images (docs/results/README.md)
 SHORT = {"training.stratified": True, "training.lr": 0.1, "views.jitter.hue": 0.1}
+OF_TRAINING = ("training", "positives", "outliers", "views")  # settings that change no floor
 TEST_IMAGES = {"smoke": 200, "short": 2000, "paper": 0}  # of a semantic test; 0: all of it
 
 
@@ -65,11 +66,10 @@ class Table:
     reduced: Changes = field(default_factory=dict)  # below the paper's scale
     differences: list[str] | None = None  # from the paper's protocol at its scale; None: not its protocol at all
     published: dict[str, dict[str, Any]] = field(default_factory=dict)  # printed tables beside it -> how they are read
-    along: dict[str, Row] = field(
-        default_factory=dict
-    )  # a setting of yours, such as outliers=sia -> what comes with it
+    along: dict[str, Row] = field(default_factory=dict)  # one of your settings -> what comes with it
     settings: Changes = field(default_factory=dict)  # yours, on top of everything
     classes: list[str] = field(default_factory=list)  # yours: the only ones that are run; empty: all
+    only: list[str] = field(default_factory=list)  # your rows: the only ones that are run; empty: all
     why: str = ""  # for readers of the file
 
 
@@ -127,7 +127,9 @@ def rows_on(table: Table, data: str, scale: str) -> list[str]:
     return [
         name
         for name, row in table.rows.items()
-        if (not row.only or family in row.only) and (not row.scales or scale in row.scales)
+        if (not row.only or family in row.only)
+        and (not row.scales or scale in row.scales)
+        and (not table.only or name in table.only)
     ]
 
 
@@ -136,9 +138,9 @@ def seeds_of(row: Row, seeds: list[int]) -> list[int]:
     return seeds[:1] if row.once else seeds
 
 
-def narrowed(table: Table, classes: Sequence[str], settings: Mapping[str, object]) -> Table:
-    """The table on some of its classes, and with your settings on top of every training."""
-    return replace(table, classes=list(classes), settings=dict(settings))
+def narrowed(table: Table, classes: Sequence[str], settings: Mapping[str, object], rows: Sequence[str] = ()) -> Table:
+    """The table on some of its classes and rows, and with your settings on top of every training."""
+    return replace(table, classes=list(classes), only=list(rows), settings=dict(settings))
 
 
 def chosen(table: Table) -> list[str]:
@@ -155,7 +157,7 @@ def experiment(table: Table, data: str, name: str, scale: str, seed: int) -> Exp
     changes, steps, probes, paper = row.changes | row.on.get(data, {}), 0, 1, scale == "paper"
     if table.protocol == "semantic":
         recipe = PAPER if paper else _reduced(table, row, data, scale)
-        recipe = _with_settings(change(recipe, changes), table, data, scale)
+        recipe = _with_settings(change(recipe, changes), table, data, scale, floor=row.floor)
         probes = 1 if row.floor else 200 if paper else 10
         return made(recipe=recipe, probes=probes, test_images=TEST_IMAGES[scale])
     if table.protocol == "frozen":  # at full length, with all images
@@ -170,7 +172,10 @@ def experiment(table: Table, data: str, name: str, scale: str, seed: int) -> Exp
     else:
         recipe = change(recipe, table.reduced)
         steps = STEPS[scale] * row.longer if recipe.training.epochs else 0
-    recipe, side = _with_settings(recipe, table, data, scale), 128 if data.startswith("drawn:") else 256
+    recipe, side = (
+        _with_settings(recipe, table, data, scale, floor=row.floor),
+        128 if data.startswith("drawn:") else 256,
+    )
     steps = 0 if "training.epochs" in table.settings else steps
     variants = {way: how for way, how in row.variants.items() if way not in row.without.get(data, ())}
     return made(recipe=recipe, probes=probes, steps=steps, side=side, variants=variants, keep_back=row.keep_back)
@@ -184,15 +189,17 @@ def _reduced(table: Table, row: Row, data: str, scale: str) -> Recipe:
     return change(FAST, SHORT | epochs | table.reduced | (epochs if scale == "smoke" else {}))
 
 
-def _with_settings(recipe: Recipe, table: Table, data: str, scale: str) -> Recipe:
+def _with_settings(recipe: Recipe, table: Table, data: str, scale: str, *, floor: bool) -> Recipe:
     """The recipe with the table's settings, `{class}` being that of the data; what trains nothing goes on doing so."""
     name = data.partition(":")[2] or data
     settings = {path: v.replace("{class}", name) if isinstance(v, str) else v for path, v in table.settings.items()}
-    if not recipe.training.epochs:
-        settings.pop("training.epochs", None)
-    for row in (row for setting, row in table.along.items() if setting.partition("=")[::2] in settings.items()):
-        recipe = change(recipe, row.changes | row.on.get(data, {}))
-    recipe = change(recipe, settings)
+    along = [row for setting, row in table.along.items() if setting.partition("=")[::2] in settings.items()]
+    for changes in (*(row.changes | row.on.get(data, {}) for row in along), settings):
+        if floor:
+            changes = {path: value for path, value in changes.items() if path.partition(".")[0] not in OF_TRAINING}
+        if not recipe.training.epochs:
+            changes = {path: value for path, value in changes.items() if path != "training.epochs"}
+        recipe = change(recipe, changes)
     own = {path: value for path, value in SIA[scale].items() if path not in settings}
     return change(recipe, own) if isinstance(recipe.outliers, Sia) and not recipe.outliers.folder else recipe
 
