@@ -148,7 +148,7 @@ def variance_after(strength, deviation, ddim):
 
 
 @pytest.mark.parametrize("ddim", [False, True])
-def test_samples_of_the_best_denoiser_are_normal_and_leave_it_with_the_strength(ddim):
+def test_samples_of_the_best_denoiser_spread_with_the_strength(ddim):
     """All of the sampling against its algebra. White noise on good images would also raise their deviation."""
     model = DiffusionModel(Exact(0.1, 0.15), Denoiser(side=64), {})
     found = []
@@ -160,7 +160,7 @@ def test_samples_of_the_best_denoiser_are_normal_and_leave_it_with_the_strength(
         found.append(float(values.std()))
         assert found[-1] == pytest.approx(math.sqrt(variance_after(strength, 0.15, ddim)), rel=0.03)
     assert found == sorted(found)
-    assert found[0] == pytest.approx(0.15, rel=0.15)  # as in good images, but for the twenty steps
+    assert found[0] < 0.15  # that of good images: so few steps narrow it
     assert found[-1] > 1.1 * found[0]
 
 
