@@ -128,7 +128,7 @@ class Run:
         loss = float(progress.loss)
         if not math.isfinite(loss):
             raise SettingError(
-                f"the loss is {loss} at step {progress.step}; lower the learning rate or raise the temperature"
+                f"the loss is {loss} at step {progress.step}; lower training.lr or raise the temperature"
             )
         diagnosis = progress.diagnose()
         self.collapsed = diagnosis.collapsed
