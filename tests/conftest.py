@@ -20,6 +20,7 @@ CHECKED = [
         "decision.calibration",
         "detector.evaluation",
         "detector.tune",
+        "diffusion",
         "images",
         "metrics",
         "networks.heads",

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import contracts
 from firm.errors import SettingError
@@ -30,13 +31,16 @@ NAN = float("nan")
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
-    """The table, with a pool of images for exposure."""
+    """The table, with a pool of images for exposure and a folder of generated ones for sia."""
     pool = tmp_path_factory.mktemp("pool") / "pool.npy"
-    np.save(pool, np.random.default_rng(0).integers(0, 256, (30, 8, 8, 3), dtype=np.uint8))
-    return {
-        name: dataclasses.replace(source, path=str(pool)) if hasattr(source, "path") else source
-        for name, source in OUTLIERS.items()
+    images = np.random.default_rng(0).integers(0, 256, (30, 8, 8, 3), dtype=np.uint8)
+    np.save(pool, images)
+    for number, image in enumerate(images):
+        Image.fromarray(image).save(pool.parent / f"{number}.png")
+    filled = {
+        name: dataclasses.replace(each, path=str(pool)) for name, each in OUTLIERS.items() if hasattr(each, "path")
     }
+    return OUTLIERS | filled | {"sia": dataclasses.replace(OUTLIERS["sia"], folder=str(pool.parent))}
 
 
 @pytest.mark.parametrize("name", OUTLIERS)
@@ -45,7 +49,7 @@ def test_every_source_keeps_the_contract(name, sources):
     for channels in (1, 3):
         made = contracts.check_outlier_source(source, contracts.images_of(12 * source.kinds, channels, 16))
         assert set(made.group.tolist()) == set(range(1, source.kinds + 1))  # every kind is made
-        assert (made.where is not None) == (name in LOCAL or name == "mixture")
+        assert (made.where is not None) == (name in LOCAL or name in ("mixture", "sia"))
     if name in LOCAL:  # a scene that tells nothing is no scene
         inliers, ones = contracts.images_of(4, 3, 32), torch.ones(4, 32, 32, dtype=torch.bool)
         alone = source(inliers, rng=contracts.generator())

@@ -105,7 +105,8 @@ def _accepts(recipe: Recipe, path: str, value: str) -> bool:
 
 def test_every_command_and_option_that_the_docs_name_exists() -> None:
     commands = typer.main.get_command(app).commands
-    commands |= {f"bench {name}": verb for name, verb in commands["bench"].commands.items()}
+    groups = ("bench", "sia")
+    commands |= {f"{group} {name}": verb for group in groups for name, verb in commands[group].commands.items()}
     verbs = {
         name: {option for each in verb.params for option in each.opts + each.secondary_opts}
         for name, verb in commands.items()
@@ -121,8 +122,8 @@ def test_every_command_and_option_that_the_docs_name_exists() -> None:
                 continue
             count += 1
             verb, used = words[1], {word.partition("=")[0] for word in words[2:] if word.startswith("--")}
-            if verb == "bench" and len(words) > 2:
-                verb = f"bench {words[2]}"
+            if verb in groups and len(words) > 2:
+                verb = f"{verb} {words[2]}"
             if verb not in verbs or used - verbs[verb]:
                 wrong.append(f"{page.name}: {line}")
         wrong += [

@@ -373,15 +373,6 @@ def test_too_few_changed_pixels_are_drawn_again(tmp_path):
     assert 0 < int(hits.sum()) < 60  # the light changed on the others
 
 
-def test_at_most_512_images_are_kept_and_they_are_spread_evenly(tmp_path, monkeypatch):
-    assert module.KEPT == 512
-    monkeypatch.setattr(module, "KEPT", 5)
-    for number in range(21):
-        save(tmp_path, f"{number:03d}.png", np.full((16, 16, 3), 10 * number, np.uint8))
-    kept = module._folder_images(str(tmp_path), 3, 16, 16)
-    assert kept[:, 0, 0, 0].tolist() == [0, 50, 100, 150, 200]
-
-
 def test_a_damaged_file_is_named_and_left_out(tmp_path):
     save(tmp_path, "good.png", np.full((16, 16, 3), 200, np.uint8))
     (tmp_path / "bad.png").write_bytes(b"no image")

@@ -12,6 +12,7 @@ The map. A folder is a stage of the flow; a module imports only from stages abov
     views       one image in, a positive pair out
     networks    encoders, frozen backbones, heads, adaptors
     training    positive sets, methods, batches, the loop, runs
+    diffusion   a diffusion model of good images, sampled with strength: SIA
     scoring     neighbours, image scores, patch banks, anomaly maps, the two models
     metrics     AUROC, pixel measures, intervals
     decision    scores in, PASS, REVIEW or FAIL out

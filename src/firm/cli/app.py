@@ -26,6 +26,7 @@ from firm.cli.evaluate import card, evaluate
 from firm.cli.fit import fit
 from firm.cli.inspect import inspect
 from firm.cli.preview import masks, outliers
+from firm.cli.sia import sia
 from firm.cli.terminal import report_error, sentence, warn
 from firm.errors import FirmError, MachineError, Stopped
 
@@ -35,6 +36,7 @@ _debug = False
 app = typer.Typer(name="firm", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 for verb in (fit, audit, calibrate, inspect, evaluate, card, masks, outliers, fetch, demo):
     app.command()(verb)
+app.add_typer(sia, name="sia")
 app.add_typer(bench, name="bench")
 
 

@@ -29,6 +29,7 @@ def fit(
     encoder: opt.Pretrained = None,
     weights: opt.Weights = None,
     settings: opt.Settings = None,
+    outliers: opt.Source = None,
     minutes: Annotated[
         float | None, Option(min=0.1, help="Train for about so long, and draw how it goes (curve.png).")
     ] = None,
@@ -60,7 +61,7 @@ def fit(
     from firm.types import Depth
 
     use_device(device, threads)
-    recipe = _recipe(data, preset, encoder, weights, settings)
+    recipe = _recipe(data, preset, encoder, weights, settings, outliers)
     options = Options(
         seed=seed,
         device=device,
@@ -98,7 +99,12 @@ def _show(detector: Detector, good: Good, out: Path, *, as_json: bool) -> None:
 
 
 def _recipe(
-    data: str, preset: str | None, encoder: str | None, weights: Path | None, settings: list[str] | None
+    data: str,
+    preset: str | None,
+    encoder: str | None,
+    weights: Path | None,
+    settings: list[str] | None,
+    outliers: str | None = None,
 ) -> Recipe:
     """The preset with what was set; parts start from pretrained features where they are installed, or wavelets."""
     from firm.data.registry import shows_parts, training_files
@@ -120,7 +126,23 @@ def _recipe(
                 raise SettingError(f"{path} is of an encoder trained from scratch, and {encoder} is none; {how}")
         preset = preset or (("wavelets" if encoder == WAVELETS else "adapted") if shows_parts(data) else "semantic")
         settings = [f"pretrained.name={encoder}", *(settings or [])]  # one that is set by path wins
+    if outliers:
+        settings = [*_chosen(outliers, preset or "fast"), *(settings or [])]
     return recipe_of(preset or "fast", settings)
+
+
+def _chosen(outliers: str, preset: str) -> list[str]:
+    """The settings of a source that makes as many outliers per good image as the preset's: a training is as long."""
+    from dataclasses import fields
+
+    from firm.outliers.registry import OUTLIERS
+    from firm.recipes.presets import PRESETS
+
+    if outliers not in OUTLIERS:
+        raise SettingError(f"no source of outliers {outliers!r}; use one of {', '.join(OUTLIERS)}")
+    free = any(setting.name == "per_inlier" for setting in fields(OUTLIERS[outliers]))  # type: ignore[arg-type]
+    number = PRESETS[preset].outliers.per_inlier if preset in PRESETS else 1
+    return [f"outliers={outliers}", *([f"outliers.per_inlier={number}"] if free else [])]
 
 
 def _read(data: str, out: Path, recipe: Recipe, options: Options, *, force: bool) -> Good:

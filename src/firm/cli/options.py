@@ -13,6 +13,9 @@ Picture = Annotated[Path, Option("--out", "-o", help="The picture to write (PNG)
 Settings = Annotated[
     list[str] | None, Option("--set", metavar="PATH=VALUE", help="Change one setting; may be repeated.")
 ]
+Source = Annotated[
+    str | None, Option(help="Synthetic defects to learn from, as --set outliers; sia first trains a diffusion model.")
+]
 Seed = Annotated[int, Option(help="Decides everything random.")]
 Device = Annotated[str, Option(help="cpu, cuda, cuda:1, mps, ...")]
 Threads = Annotated[int, Option(min=0, help="CPU threads; 0 leaves the choice to torch.")]

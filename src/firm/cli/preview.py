@@ -66,7 +66,7 @@ def outliers(
     """
     import torch
 
-    from firm.outliers.registry import OUTLIERS, make_outliers, stream_name
+    from firm.outliers.registry import OUTLIERS, Sia, make_outliers, stream_name
     from firm.report.sheets import draw_outliers
     from firm.runtime.random import stream
     from firm.types import Scene
@@ -81,8 +81,9 @@ def outliers(
     shown = torch.arange(len(ready.images[:SHOWN]))
     originals = ready.images[shown]
     scene = Scene(ready.foreground, ready.images, ready.foreground, ready.hidden())[shown]
+    table = OUTLIERS | ({"sia": recipe.outliers} if isinstance(recipe.outliers, Sia) else {})  # it has a folder
     made = {
-        name: make_outliers(OUTLIERS[name], originals, rng=stream(seed, "sheet", stream_name(name)), scene=scene)
+        name: make_outliers(table[name], originals, rng=stream(seed, "sheet", stream_name(name)), scene=scene)
         for name in sources
     }
     draw_outliers(originals, made, out, good.data.name)

@@ -68,6 +68,7 @@ def fit(good: Good, listener: Listener = SILENT, on_progress: OnProgress | None 
             backbone=good.backbone,
             masks=tuned.masks,
             folder=options.folder,
+            device=options.device,
             listener=listener,
         )
         if options.minutes is not None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from firm.data.folder import SIDE
 from firm.data.splits import split_by_part
 from firm.detector.embed_images import embed_images
+from firm.detector.generate import generated
 from firm.errors import MachineError, SettingError
 from firm.images.alignment import Conditioned, Conditioning
 from firm.images.ignore_mask import check_ignored, scaled
@@ -118,9 +119,13 @@ def prepare(
     backbone: Backbone | None = None,
     masks: Bool[Tensor, "n h w"] | None = None,
     folder: Path | None = None,
+    device: torch.device | str = "cpu",
     listener: Listener = SILENT,
 ) -> Prepared:
-    """Align the images; with a backbone, embed them and their synthetic defects (cached in `folder`, resumable)."""
+    """Align the images; with a backbone, embed them and their synthetic defects (cached in `folder`, resumable).
+
+    The images that `outliers=sia` blends are made first, on the device.
+    """
     side = working_side(recipe, data)
     if recipe.patchwise:
         recipe.grid.places(side, side)  # raises if the images are too small
@@ -128,6 +133,7 @@ def prepare(
     typical = None if aligned is None else aligned.typical()
     aligned = None if aligned is None else aligned.completed(typical)
     images = data.train if aligned is None else aligned.images
+    recipe = generated(recipe, images, device=device, listener=listener)
     preprocessing = Preprocessing(
         side, recipe.zoom, _statistics(recipe, data, images, backbone), side=data.train.shape[-1], depth=data.depth
     )

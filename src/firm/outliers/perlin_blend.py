@@ -1,15 +1,14 @@
 """Perlin blend: another good image, distorted, shows through a Perlin mask (section 5; the rule of RealNet's SIA).
 
-The paper blends images of a diffusion model. Give their folder, or else other good images take their place.
+The paper blends images of a diffusion model (`firm.outliers.sia`). Here other good images take their place, or those
+of a folder.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import cv2
@@ -18,10 +17,9 @@ from jaxtyping import Bool, Float, Int, UInt8
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from firm.data.folder import folders_in, image_files
-from firm.errors import DataError, FirmError, SettingError
-from firm.images.decode import decode
+from firm.errors import SettingError
 from firm.outliers.drawing import Copy, Levels, Mask, Pixels, altered, check, each_image
+from firm.outliers.generated import generated_donor
 from firm.types import Outliers, Scene
 
 Bytes = NDArray[np.uint8]
@@ -39,7 +37,6 @@ EXPONENTS = 6  # a side of the noise holds 2^0 to 2^5 cells
 TURN = 90.0  # degrees by which it is turned, either way
 LEVEL = 0.5  # noise above it is mask
 MASKS = 50  # drawn before a rectangle takes their place
-KEPT = 512  # images of a folder held in memory, about 100 MB at 256 px
 
 
 @dataclass(frozen=True)
@@ -82,9 +79,7 @@ class PerlinBlend:
         )
 
     def __call__(self, inliers: Tensor, *, rng: Generator, copy: Copy = None, scene: Scene | None = None) -> Outliers:
-        if self.folder:
-            pool = _Pool(_folder_images(self.folder, *inliers.shape[1:]))
-        elif scene is None or not len(scene.donors):
+        if scene is None or not len(scene.donors):
             pool = _Pool(inliers.cpu().numpy())
         else:
             pool = _Pool(scene.donors.cpu().numpy(), scene.donor_foreground.cpu().numpy())
@@ -111,10 +106,10 @@ class PerlinBlend:
         self, image: Pixels, at: Places, pool: _Pool, strength: float, rng: np.random.Generator
     ) -> Float[Levels, "c k"]:
         """What a donor shows in place of these pixels; only these are computed."""
+        if self.folder:
+            return _taken(generated_donor(self.folder, image, rng), at)
         number = pool.other_than(image, rng)
         donor = pool.images[number]
-        if self.folder:
-            return _taken(donor, at)
         look = list(LOOKS.values())[rng.integers(len(LOOKS))]
         blur = 2 * round(look.blur * strength * max(image.shape[1:]) / 2) + 1
         joined = cv2.merge(list(donor))
@@ -122,7 +117,7 @@ class PerlinBlend:
         return _toned(_placed(soft, at, pool.place(number, rng), strength, rng), look, strength, rng)
 
 
-def _taken(image: Pixels, at: Places) -> Float[Levels, "c k"]:
+def _taken(image: Pixels | Levels, at: Places) -> Float[Levels, "c k"]:
     return image.reshape(len(image), -1).take(at, axis=1).astype(np.float32)
 
 
@@ -188,26 +183,6 @@ def _visible(change: Float[Levels, "c k"], at: Places, mask: Mask) -> Bool[Mask,
     _, blobs = cv2.connectedComponents(mask.view(np.uint8), connectivity=8)
     blob = blobs.take(at)
     return (np.bincount(blob, smooth[cell]) >= VISIBLE * np.bincount(blob))[blob]
-
-
-@lru_cache(maxsize=2)
-def _folder_images(folder: str, channels: int, height: int, width: int) -> UInt8[Bytes, "m c h w"]:
-    """At most KEPT images of the folder, evenly over their names, at the size of the inliers; skips damaged ones."""
-    files, images = image_files(Path(folder)), []
-    for number in np.linspace(0, len(files) - 1, min(KEPT, len(files))).round().astype(int):
-        try:
-            image = decode(files[number])
-        except FirmError as error:
-            warnings.warn(f"left out: {error}", stacklevel=2)
-            continue
-        shown = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY) if channels == 1 else image
-        resized = np.asarray(cv2.resize(shown, (width, height), interpolation=cv2.INTER_AREA), np.uint8)
-        images.append(resized.reshape(height, width, channels).transpose(2, 0, 1))
-    if not images:
-        inner = list(folders_in(Path(folder)).values())
-        fix = f"name one of its classes, such as {inner[0]}" if inner else "put images of anomalies into it"
-        raise DataError(f"outliers.folder {folder} has no image that can be decoded; {fix}")
-    return np.stack(images)
 
 
 # --- Perlin masks: the ragged outlines (constants of DRAEM and RealNet) ---

@@ -15,6 +15,7 @@ from firm.outliers.marks import Spots as Spots
 from firm.outliers.nsa import PRESETS as NSA_PRESETS
 from firm.outliers.nsa import Nsa as Nsa
 from firm.outliers.perlin_blend import PerlinBlend as PerlinBlend
+from firm.outliers.sia import Sia as Sia
 from firm.outliers.whole_images import CutPerm as CutPerm
 from firm.outliers.whole_images import Exposure as Exposure
 from firm.outliers.whole_images import Rotations as Rotations
@@ -101,6 +102,7 @@ OUTLIERS: dict[str, OutlierSource] = {
     "rotations-exposure": RotationsAndExposure(),
     "cutperm": CutPerm(),
     **LOCAL,
+    "sia": Sia(),
     "mixture": Mixture(),
 }
 

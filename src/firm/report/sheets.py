@@ -84,6 +84,21 @@ def _outline(panel: Axes, altered: Mask) -> None:
         panel.contour(x, y, np.pad(altered, 1).astype(float), levels=[0.5], colors=ALTERED_LINE, linewidths=0.8)
 
 
+def draw_rows(rows: dict[str, Images], path: Path, title: str) -> None:
+    """A row of images under each name; they need not be of one size."""
+    columns = max(1, *(len(images) for images in rows.values()))
+    figure = Figure(figsize=(1.5 * columns + 0.5, 1.5 * len(rows) + 0.5), layout="constrained")
+    axes = figure.subplots(len(rows), columns, squeeze=False)
+    figure.suptitle(title, fontsize=9)
+    for panel in axes.flat:
+        panel.axis("off")
+    for panels, (name, images) in zip(axes, rows.items(), strict=True):
+        panels[0].text(-0.05, 0.5, name, rotation=90, ha="right", va="center", transform=panels[0].transAxes)
+        for panel, image in zip(panels, images, strict=False):
+            panel.imshow(_pixels(image))
+    save_figure(figure, path)
+
+
 def draw_masks(
     images: Images, masks: Masks, rule: Rule, path: Path, title: str, ignored: Bool[Tensor, "h w"] | None = None
 ) -> None:

@@ -12,12 +12,15 @@ import torch
 
 from firm.data.registry import DATASETS
 from firm.detector.embed_images import FEWEST_OUTLIERS, OUTLIER_VIEWS, ImageEmbedder
+from firm.detector.generate import learning_of
 from firm.detector.prepare import frozen_backbone
+from firm.diffusion.model import sized
+from firm.diffusion.train import LEARNING, Cost, cost_of
 from firm.errors import FirmError
 from firm.images.preprocess import Preprocessing
 from firm.networks.adaptor import Adaptor, Pretrained
 from firm.networks.heads import Encoder, build
-from firm.outliers.registry import RotationsAndExposure
+from firm.outliers.registry import RotationsAndExposure, Sia
 from firm.recipes.presets import SEMANTIC
 from firm.recipes.recipe import Recipe
 from firm.research.experiment import Experiment
@@ -49,6 +52,7 @@ def hours(experiments: Iterable[Experiment]) -> tuple[float, int]:
     """CPU hours of the runs whose cost can be told, and the number of those whose cost cannot."""
     costs, shared = list[float | None](), dict[Embedding, float]()
     for experiment in experiments:
+        shared |= _generators(experiment)
         if experiment.protocol != "frozen":
             costs.append(_seconds(experiment))
             continue
@@ -77,6 +81,21 @@ def _seconds(experiment: Experiment) -> float | None:
     test = experiment.test_images or TEST_IMAGES
     probed = min(count, REFERENCES) if experiment.test_images else count
     return steps * step + embed * (experiment.probes * (probed + test) + len(TURNS) * count + VIEWS * test)
+
+
+def _generators(experiment: Experiment) -> dict[Embedding, float]:
+    """Seconds of the diffusion model behind `outliers=sia` and its samples; rows and seeds share those of one class."""
+    source = experiment.recipe.outliers
+    if not isinstance(source, Sia) or source.folder or not experiment.recipe.training.epochs:
+        return {}
+    seconds = generator_cost(source.model).seconds(learning_of(source).steps, source.images)
+    return {("sia", experiment.data, source.model, source.steps, source.images, source.strength, source.seed): seconds}
+
+
+@cache
+def generator_cost(model: str) -> Cost:
+    """CPU seconds of a step and a sample of a diffusion model."""
+    return cost_of(sized(model), LEARNING[model], clock=time.process_time)
 
 
 def _side(recipe: Recipe, data: str) -> int:

@@ -62,8 +62,17 @@ def patches(experiment: Experiment, data: OneClass, options: Options, listener: 
     parts, backbone = group_by_part(data.name, data.train), frozen_backbone(experiment.recipe, options.device)
     tuned, saved = _tuned(experiment.recipe, data, parts, backbone, listener)
     recipe, seed = _lasting(experiment, tuned.recipe, data), options.seed
-    place, masks = options.folder, tuned.masks
-    prepared = prepare(recipe, data, parts, seed=seed, backbone=backbone, masks=masks, folder=place, listener=listener)
+    prepared = prepare(
+        recipe,
+        data,
+        parts,
+        seed=seed,
+        backbone=backbone,
+        masks=tuned.masks,
+        folder=options.folder,
+        device=options.device,
+        listener=listener,
+    )
     prepare_seconds = saved + time.process_time() - started
 
     def detector(run: Run, recipe: Recipe) -> Detector:

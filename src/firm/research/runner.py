@@ -15,6 +15,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from firm.detector.read import Options
 from firm.errors import DataError, ImageError, ModelFileError
 from firm.images.preprocess import fingerprint
 from firm.networks.weights import FACTS, installed
+from firm.outliers.sia import Sia
 from firm.outliers.whole_images import Exposure, RotationsAndExposure, open_pool
 from firm.research.experiment import Experiment, Record, read_record, record_path
 from firm.research.few import few
@@ -48,7 +50,7 @@ PROTOCOLS: dict[str, Protocol] = {
 MISSING = (DataError, ImageError, ModelFileError)  # without which one run cannot be made, but others can
 DECIDING = (
     "types.py", "runtime/random.py", "runtime/feature_cache.py", "images", "drawn", "data", "outliers", "views",
-    "networks", "training", "scoring", "metrics", "decision", "recipes", "detector",
+    "networks", "training", "diffusion", "scoring", "metrics", "decision", "recipes", "detector",
 )  # fmt: skip
 VARYING = ("seconds", "megabytes", "per_second", "per_image", "code", "origin", "resumed", "confirmed", "recipe")
 OF_PROTOCOL = {  # what decides only the runs of one protocol
@@ -148,6 +150,8 @@ def missing(experiment: Experiment) -> str:
             open_pool(outliers.path, data_root(holding="exposure"))
         except DataError:
             return outliers.path or "an exposure pool"
+    if isinstance(outliers, Sia) and not outliers.folder and experiment.recipe.training.epochs:
+        return "" if find_spec("diffusers") else "the package diffusers"
     return weights if weights in FACTS and not installed(weights) else ""
 
 

@@ -10,11 +10,17 @@ from typing import Any
 
 from firm.data.registry import DATASETS
 from firm.errors import SettingError
+from firm.outliers.registry import Sia
 from firm.recipes.presets import FAST, PAPER, PRESETS
 from firm.recipes.recipe import Recipe, change
 from firm.research.experiment import PLAIN, Changes, Experiment, Record, read_record
 
 SCALES = ("smoke", "short", "paper")
+SIA: dict[str, Changes] = {  # the diffusion model of `outliers=sia` at each scale
+    "smoke": {"outliers.steps": 4, "outliers.images": 4},
+    "short": {},
+    "paper": {"outliers.model": "paper", "outliers.images": 10_000},
+}
 STEPS = {"smoke": 20, "short": 600}  # of a reduced training on patches: 600 are about two CPU minutes
 EPOCHS = {  # of a reduced semantic training, 1 elsewhere: 4,500 steps on Fashion-MNIST, about 10,000 on the others
     "smoke": {},
@@ -60,6 +66,7 @@ class Table:
     reduced: Changes = field(default_factory=dict)  # below the paper's scale
     differences: list[str] | None = None  # from the paper's protocol at its scale; None: not its protocol at all
     published: dict[str, dict[str, Any]] = field(default_factory=dict)  # printed tables beside it -> how they are read
+    along: dict[str, Row] = field(default_factory=dict)  # one of your settings -> what comes with it
     settings: Changes = field(default_factory=dict)  # yours, on top of everything
     classes: list[str] = field(default_factory=list)  # yours: the only ones that are run; empty: all
     only: list[str] = field(default_factory=list)  # your rows: the only ones that are run; empty: all
@@ -76,7 +83,8 @@ def _tables() -> dict[str, Table]:
     content = stored("tables")
     tables = extended(content["tables"], content["shared"])
     for table in tables.values():
-        table["rows"] = {row: Row(**fields) for row, fields in table["rows"].items()}
+        for rows in ("rows", "along"):
+            table[rows] = {row: Row(**fields) for row, fields in table.get(rows, {}).items()}
         table["data"] = expanded(table["data"])
     return {name: Table(**fields) for name, fields in tables.items()}
 
@@ -149,7 +157,7 @@ def experiment(table: Table, data: str, name: str, scale: str, seed: int) -> Exp
     changes, steps, probes, paper = row.changes | row.on.get(data, {}), 0, 1, scale == "paper"
     if table.protocol == "semantic":
         recipe = PAPER if paper else _reduced(table, row, data, scale)
-        recipe = _with_settings(change(recipe, changes), table, data)
+        recipe = _with_settings(change(recipe, changes), table, data, scale)
         probes = 1 if row.floor else 200 if paper else 10
         return made(recipe=recipe, probes=probes, test_images=TEST_IMAGES[scale])
     if table.protocol == "frozen":  # at full length, with all images
@@ -164,7 +172,7 @@ def experiment(table: Table, data: str, name: str, scale: str, seed: int) -> Exp
     else:
         recipe = change(recipe, table.reduced)
         steps = STEPS[scale] * row.longer if recipe.training.epochs else 0
-    recipe, side = _with_settings(recipe, table, data), 128 if data.startswith("drawn:") else 256
+    recipe, side = _with_settings(recipe, table, data, scale), 128 if data.startswith("drawn:") else 256
     steps = 0 if "training.epochs" in table.settings else steps
     variants = {way: how for way, how in row.variants.items() if way not in row.without.get(data, ())}
     return made(recipe=recipe, probes=probes, steps=steps, side=side, variants=variants, keep_back=row.keep_back)
@@ -178,15 +186,19 @@ def _reduced(table: Table, row: Row, data: str, scale: str) -> Recipe:
     return change(FAST, SHORT | epochs | table.reduced | (epochs if scale == "smoke" else {}))
 
 
-def _with_settings(recipe: Recipe, table: Table, data: str) -> Recipe:
+def _with_settings(recipe: Recipe, table: Table, data: str, scale: str) -> Recipe:
     """The recipe with the table's settings, `{class}` being that of the data; what trains nothing goes on doing so."""
     name = data.partition(":")[2] or data
     settings = {path: v.replace("{class}", name) if isinstance(v, str) else v for path, v in table.settings.items()}
-    if recipe.features == "pixels":
-        settings = {path: value for path, value in settings.items() if path.partition(".")[0] not in OF_TRAINING}
-    if not recipe.training.epochs:
-        settings.pop("training.epochs", None)
-    return change(recipe, settings)
+    along = [row for setting, row in table.along.items() if setting.partition("=")[::2] in settings.items()]
+    for changes in (*(row.changes | row.on.get(data, {}) for row in along), settings):
+        if recipe.features == "pixels":
+            changes = {path: value for path, value in changes.items() if path.partition(".")[0] not in OF_TRAINING}
+        if not recipe.training.epochs:
+            changes = {path: value for path, value in changes.items() if path != "training.epochs"}
+        recipe = change(recipe, changes)
+    own = {path: value for path, value in SIA[scale].items() if path not in settings}
+    return change(recipe, own) if isinstance(recipe.outliers, Sia) and not recipe.outliers.folder else recipe
 
 
 def stored_runs(table: Table, scale: str, seeds: list[int], folder: Path) -> dict[str, dict[str, list[Record]]]:

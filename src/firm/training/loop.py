@@ -1,7 +1,7 @@
 """The training loop: one visible generator that asks a task for batches and a method for the loss on them.
 
 Everything random in a step is drawn from streams named by the step (`runtime.random`), so the state of a training is
-the network, the optimiser's momenta and a step number: exact resume needs nothing else.
+the network, what the optimiser remembers and a step number: exact resume needs nothing else.
 """
 
 import math
@@ -56,13 +56,36 @@ class Training:
             if not allowed:
                 raise SettingError(f"training.{name} is {getattr(self, name)!r}; {fix}")
 
+    def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(network.parameters(), lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+
+    def set_rate(self, optimizer: torch.optim.Optimizer, step: int, steps: int) -> float:
+        return set_schedule(optimizer, self, step, steps)
+
+
+@runtime_checkable
+class Optimisation(Protocol):
+    """What the loop asks of the settings of a training; `Training` are FIRM's, a diffusion model has its own."""
+
+    @property
+    def epochs(self) -> int: ...
+    @property
+    def precision(self) -> str: ...
+    def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
+        """What it keeps of a parameter between steps must be tensors: they are the checkpoint."""
+        ...
+
+    def set_rate(self, optimizer: torch.optim.Optimizer, step: int, steps: int) -> float:
+        """Put the learning rate of one step (0 is the first) into the optimiser and return it."""
+        ...
+
 
 @runtime_checkable
 class Task(Protocol[B_co]):
     """What a training needs: how long it is, and the batch of every step."""
 
     @property
-    def training(self) -> Training: ...
+    def training(self) -> Optimisation: ...
     @property
     def steps_per_epoch(self) -> int: ...
     def batch(self, step: int, device: torch.device | str = "cpu", *, rank: int = 0, world: int = 1) -> B_co:
@@ -72,10 +95,10 @@ class Task(Protocol[B_co]):
 
 @dataclass
 class State:
-    """What a step changes: the network, the momenta, and how many steps were made."""
+    """What a step changes: the network, what the optimiser remembers, and how many steps were made."""
 
     network: nn.Module
-    optimizer: torch.optim.SGD
+    optimizer: torch.optim.Optimizer
     step: int = 0
 
     @property
@@ -95,13 +118,10 @@ class Progress:
     diagnose: Callable[[], Diagnosis]  # computed when called
 
 
-def start(network: nn.Module, training: Training, device: torch.device | str = "cpu") -> State:
+def start(network: nn.Module, training: Optimisation, device: torch.device | str = "cpu") -> State:
     """A network about to be trained, and its optimiser."""
     network = network.to(device)
-    optimizer = torch.optim.SGD(
-        network.parameters(), lr=training.lr, momentum=training.momentum, weight_decay=training.weight_decay
-    )
-    return State(network, optimizer)
+    return State(network, training.optimizer(network))
 
 
 def train(state: State, task: Task[B], method: Method[B]) -> Iterator[Progress]:
@@ -113,7 +133,7 @@ def train(state: State, task: Task[B], method: Method[B]) -> Iterator[Progress]:
     while state.step < steps:
         state.network.train()
         batch = task.batch(state.step, device)
-        lr = set_schedule(state.optimizer, training, state.step, steps)
+        lr = training.set_rate(state.optimizer, state.step, steps)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=half):
             loss, outputs = method.loss(state.network, batch)
         state.optimizer.zero_grad(set_to_none=True)
@@ -135,7 +155,7 @@ def learning_rate(training: Training, step: int, steps: int) -> tuple[float, flo
     return training.lr * 0.5 * (1 + math.cos(math.pi * (step - warm) / (steps - warm))), training.momentum
 
 
-def set_schedule(optimizer: torch.optim.SGD, training: Training, step: int, steps: int) -> float:
+def set_schedule(optimizer: torch.optim.Optimizer, training: Training, step: int, steps: int) -> float:
     """Put the step's learning rate and momentum into the optimiser; returns the learning rate."""
     lr, momentum = learning_rate(training, step, steps)
     for group in optimizer.param_groups:

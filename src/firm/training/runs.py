@@ -1,7 +1,7 @@
 """A training with its own folder: checkpoints, a history, resume after any interruption, and a clean stop.
 
 run/
-  checkpoint.safetensors   network, momenta, step: always whole, at most one interval old
+  checkpoint.safetensors   network, memory of the optimiser, step: always whole, at most one interval old
   history.jsonl            one line per logged step or probe; lines beyond the checkpoint are dropped on resume
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from firm.errors import ModelFileError, SettingError, Stopped
 from firm.runtime.files import load_tensors, save_tensors, write_atomically, writing
@@ -24,6 +24,8 @@ from firm.training.methods import Method
 
 CHECKPOINT = "checkpoint.safetensors"
 HISTORY = "history.jsonl"
+STORED_AS = {"momentum_buffer": "momentum"}  # what an optimiser remembers -> its name in a checkpoint
+KEPT_AS = {stored: kept for kept, stored in STORED_AS.items()}
 
 
 class History:
@@ -139,9 +141,9 @@ def save_checkpoint(path: Path, state: State, digest: str) -> None:
     """Everything needed to go on; `digest` names the training it belongs to."""
     tensors = {f"network.{name}": value for name, value in state.network.state_dict().items()}
     for name, parameter in state.network.named_parameters():
-        momentum = state.optimizer.state.get(parameter, {}).get("momentum_buffer")
-        if momentum is not None:
-            tensors[f"momentum.{name}"] = momentum
+        for what, value in state.optimizer.state.get(parameter, {}).items():
+            if value is not None:  # SGD without momentum
+                tensors[f"{STORED_AS.get(what, what)}.{name}"] = value
     save_tensors(path, tensors, {"step": state.step, "task": digest}, kind="checkpoint", schema=1)
 
 
@@ -154,12 +156,19 @@ def load_checkpoint(path: Path, state: State, digest: str) -> None:
         )
     network = {name.removeprefix("network."): value for name, value in tensors.items() if name.startswith("network.")}
     state.network.load_state_dict(network)
-    for name, parameter in state.network.named_parameters():
-        if f"momentum.{name}" in tensors:
-            buffer = tensors[f"momentum.{name}"]
-            # copied into the parameter's own memory layout, so that a resumed run also computes in the same order
-            state.optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).detach().copy_(buffer)
+    parameters = dict(state.network.named_parameters())
+    for name, value in tensors.items():
+        what, _, of = name.partition(".")
+        if what != "network":
+            state.optimizer.state[parameters[of]][KEPT_AS.get(what, what)] = _as_kept(value, parameters[of])
     state.step = int(card["step"])
+
+
+def _as_kept(value: Tensor, parameter: nn.Parameter) -> Tensor:
+    """In the parameter's own memory layout, so that a resumed run also computes in the same order."""
+    if value.shape != parameter.shape:  # a count of steps
+        return value
+    return torch.empty_like(parameter).detach().copy_(value)
 
 
 def _parsed(path: Path) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,1 @@
+"""SIA: anomalies by a diffusion model whose sampling is perturbed."""
