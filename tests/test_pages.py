@@ -20,6 +20,7 @@ from firm.research.blocks import Block, Grid, as_csv, as_html, latex, markdown, 
 from firm.research.cell_text import paired_interval
 from firm.research.experiment import Record, record_path
 from firm.research.figures import draw_curves
+from firm.research.frozen_page import SCORES
 from firm.research.pages import page
 from firm.research.runner import code_digest
 from firm.research.tables import SCALES, TABLES, experiment, plan, stored_runs
@@ -440,3 +441,32 @@ def test_classes_are_checked_one_by_one_and_figures_have_none(sandals):
     code, out, _ = run("bench", "report", "mvtec", "--class=screw", "--set", "outliers.folder=sia/{class}")
     assert code == 0
     assert "--set 'outliers.folder=sia/{class}'`" in out  # as a shell takes it
+
+
+def test_means_on_frozen_features_pair_seeds_and_classes(tmp_path):
+    """Of each row the mean over its classes, and FIRM minus it on the classes and seeds that both have."""
+    values = {("firm", "cat", 0): 0.9, ("firm", "cat", 1): 0.92, ("firm", "dog", 0): 0.96, ("firm", "dog", 1): 0.94}
+    values |= {
+        ("supcon", "cat", 0): 0.8,
+        ("supcon", "cat", 1): 0.84,
+        ("frozen", "cat", 0): 0.85,
+        ("frozen", "dog", 0): 0.9,
+    }
+    for (row, name, seed), value in values.items():
+        mine = experiment(TABLES["semantic-frozen"], f"cifar10:{name}", row, "short", seed)
+        same = {score: {"value": value, "low": 0.0, "high": 1.0} for score in SCORES}
+        record = semantic_record(mine) | {
+            "code": code_digest("frozen"),
+            "final": {mine.recipe.features: same},
+            "held_out": {},
+            "cpu_seconds": {"embedding": 100.0, "training": 20.0, "test": 30.0},
+        }
+        record_path(tmp_path, mine).write_text(json.dumps(record))
+    text = block(written("semantic-frozen", seeds=[0, 1], folder=tmp_path), "cifar10")
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    cells = {line[0]: line for line in lines if len(line) > 9}
+    assert cells["firm"][1:4] == ["2", "2", "93.0"]
+    assert cells["supcon"][1:4] == ["1", "2", "82.0"]
+    assert cells["supcon"][-1].startswith("+9.0 [")  # 10 and 8 on cat, not the difference of the means
+    assert cells["frozen"][-1].startswith("+5.5 [")  # its one run against both seeds
+    assert cells["firm"][-2:] == ["150", "-"]
