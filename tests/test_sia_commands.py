@@ -54,7 +54,7 @@ def test_a_model_is_trained_and_its_cost_is_told_first(small, plates, tmp_path):
     assert cv2.imread(str(sheets[0])) is not None
 
 
-def test_samples_fill_a_folder_and_are_kept(model, tmp_path):
+def test_samples_fill_a_folder_and_are_kept(model, plates, tmp_path):
     command = (
         "sia",
         "sample",
