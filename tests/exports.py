@@ -33,7 +33,9 @@ RECIPES["encoder of patches"] = recipe(
 )
 WHOLE = {**CHEAP, "size": 32, "outliers": "rotations"}
 RECIPES["whole images"] = recipe("semantic", **WHOLE)
-RECIPES["whole images, turned"] = recipe("semantic", **{**WHOLE, "score": "s_shift*", "zoom": 1.125, "features": "backbone"})
+RECIPES["whole images, turned"] = recipe(
+    "semantic", **{**WHOLE, "score": "s_shift*", "zoom": 1.125, "features": "backbone"}
+)
 RECIPES["trained from scratch"] = recipe(
     "fast", **{"training.epochs": 0, "size": 32, "encoder.width": 8, "encoder.head.hidden": [8], "score": "kde"}
 )

@@ -129,7 +129,14 @@ def test_files_and_arrays_are_decoded_as_firm_does(tmp_path: Path) -> None:
         assert np.array_equal(steps.decode(file, **WHITE), decode(file)), file.name
         assert np.array_equal(steps.decode(file.read_bytes(), **WHITE), decode(file)), file.name
     deep = rng.integers(0, 4096, (9, 8), dtype=np.uint16)
-    for array in (deep, deep[..., None], np.dstack([deep] * 4), rng.random((5, 6, 3)), deep > 99, deep.astype(np.uint8)):
+    for array in (
+        deep,
+        deep[..., None],
+        np.dstack([deep] * 4),
+        rng.random((5, 6, 3)),
+        deep > 99,
+        deep.astype(np.uint8),
+    ):
         assert np.array_equal(steps.decode(array, 4095, 1.0), decode(array, Depth(whole=4095)))
 
 

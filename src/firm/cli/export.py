@@ -63,7 +63,7 @@ def verify(
 ) -> None:
     """Check on this machine that an export decides as its detector does.
 
-    Without a detector the scores in the certificate are compared, on the images it names. Exit code 4: a verdict changed.
+    Without a detector it compares with the scores in the certificate. Exit code 4: a verdict changed.
     """
     from firm.deploy.parity import verify as check
     from firm.detector.detector import Detector

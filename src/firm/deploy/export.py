@@ -53,7 +53,10 @@ class Target:
     triton: bool = False  # write config.pbtxt, so that the folder is a model of a Triton server
 
     def __post_init__(self) -> None:
-        for name, value, allowed in (("--to", self.engine, tuple(ENGINES)), ("--precision", self.precision, PRECISIONS)):
+        for name, value, allowed in (
+            ("--to", self.engine, tuple(ENGINES)),
+            ("--precision", self.precision, PRECISIONS),
+        ):
             if value not in allowed:
                 raise SettingError(f"{name} is {value!r}; use one of {', '.join(allowed)}")
         if self.accept and self.precision == "fp32":

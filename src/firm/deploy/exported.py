@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,7 +51,8 @@ class ExportedModel(Model):
         side = self.card["size"]
         scores, maps = [torch.empty(0)], [torch.empty(0, side, side) if self.has_maps else torch.empty(0, 0, 0)]
         for chunk in images.split(BATCH) if len(images) else ():
-            found = read(lambda pixels=chunk: self.runtime.run(resize(pixels.expand(-1, 3, -1, -1), side).cpu().numpy()))
+            pixels = resize(chunk.expand(-1, 3, -1, -1), side).cpu().numpy()
+            found = read(partial(self.runtime.run, pixels))
             scores.append(torch.from_numpy(np.ascontiguousarray(found[0])))
             maps.append(torch.empty(len(chunk), 0, 0) if found[1] is None else torch.from_numpy(found[1]))
             if on_chunk is not None:

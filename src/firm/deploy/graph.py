@@ -1,7 +1,7 @@
 """A fitted model as one module from uint8 images to scores and maps, without Python that depends on the batch.
 
-Everything from the pixels on is in it: resizing, backbone, adaptor, neighbours, the score and the map. What it leaves to
-the runtime (`firm.deploy.image_steps`) is what decides pixel by pixel: foreground, illumination and alignment.
+Everything from the pixels on is in it: resizing, backbone, adaptor, neighbours, the score and the map. It leaves to the
+runtime (`firm.deploy.image_steps`) what decides pixel by pixel: foreground, illumination and alignment.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class ExportError(Exception):
 
 
 def decode(source: Any, whole: int, real: float) -> Array:
-    """A file, its bytes, an array or a Pillow image as upright RGB; `whole` and `real` are the white of deep samples."""
+    """A file, its bytes, an array or a Pillow image as upright RGB; `whole` and `real` are white in deep samples."""
     try:
         if isinstance(source, np.ndarray):
             return _from_array(source, whole, real)

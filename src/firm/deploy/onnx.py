@@ -27,7 +27,9 @@ def needed(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise MachineError(f"exporting needs {name}, which is not installed; run: pip install 'firm[export]'") from error
+        raise MachineError(
+            f"exporting needs {name}, which is not installed; run: pip install 'firm[export]'"
+        ) from error
 
 
 def write_onnx(graph: nn.Module, file: Path, side: int, *, any_size: bool) -> None:
@@ -39,7 +41,7 @@ def write_onnx(graph: nn.Module, file: Path, side: int, *, any_size: bool) -> No
     rng = torch.Generator().manual_seed(0)
     examples = tuple(torch.randint(0, 2, shapes[name], generator=rng, dtype=torch.uint8) for name in names)
     free = {"images": (0, 2, 3) if any_size else (0,), "foreground": (0,)}
-    dynamic = tuple({axis: torch.export.Dim.DYNAMIC for axis in free[name]} for name in names)
+    dynamic = tuple(dict.fromkeys(free[name], torch.export.Dim.DYNAMIC) for name in names)
     with _quietly(), torch.no_grad():
         torch.onnx.export(
             graph,
