@@ -11,7 +11,7 @@ from firm.detector.detector import Detector
 from firm.recipes.presets import recipe
 from firm.recipes.recipe import Recipe, change
 
-SIDE = 64
+SIDE = 96
 CHEAP = {"training.epochs": 0, "size": SIDE, "automatic": [], "pretrained.name": "wavelets", "pretrained.hidden": [8]}
 OTSU = {"conditioning.foreground.method": "otsu"}
 PATCHES = {

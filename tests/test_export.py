@@ -26,7 +26,7 @@ from firm.deploy.parity import images_to_compare, read_certificate, verify
 from firm.detector.detector import Detector
 from firm.errors import DataError, FirmError, MachineError, ModelFileError, SettingError
 
-pytest.importorskip("onnxscript")
+pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("openvino")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the engines, and about so few good images

@@ -74,7 +74,7 @@ def export(
 ) -> Certificate:
     """Write the export, compared with the detector on files (`images_to_compare`); refuses if a verdict changes."""
     _check_folder(folder)
-    for name in ("onnx", "onnxscript", ENGINES[target.engine]):
+    for name in ("onnx", ENGINES[target.engine]):
         needed(name)
     if target.precision == "bf16":
         check_bf16()
@@ -85,7 +85,6 @@ def export(
     with tempfile.TemporaryDirectory(dir=folder.absolute().parent, prefix=f".{folder.name}.") as name:
         place = Path(name) / "export"
         place.mkdir()
-        place.chmod(0o777 & ~_umask(place))
         card = card_of(detector, target, graph)
         listener.say(f"writing a graph for {ENGINES[target.engine]}")
         _write_graph(graph, place, card, target, any_size, detector, [file for file, _ in files])
@@ -107,15 +106,6 @@ def export(
         certificate.write(place)
         _move(place, folder)
     return certificate
-
-
-def _umask(place: Path) -> int:
-    """The rights that new folders lack here."""
-    probe = place / "rights"
-    probe.mkdir()
-    rights = probe.stat().st_mode & 0o777
-    probe.rmdir()
-    return 0o777 & ~rights
 
 
 def _check_folder(folder: Path) -> None:

@@ -151,7 +151,8 @@ class Runtime:
     def _settled(self, scores: Array) -> Array:
         """Scores that differ from a threshold by rounding alone are that threshold: it is a good image's score."""
         for limit in (self.limits["review"], self.limits["fail"]):
-            at = np.float32(limit) if np.float32(limit) <= limit else np.nextafter(np.float32(limit), np.float32(-1e38))
+            at = np.float32(limit)
+            at = at if float(at) <= limit else np.nextafter(at, np.float32(-np.inf))
             scores = np.where(np.abs(scores - limit) <= self.card["slack"]["score"], at, scores)
         return scores
 

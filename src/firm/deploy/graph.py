@@ -7,29 +7,24 @@ runtime (`firm.deploy.image_steps`) what decides pixel by pixel: foreground, ill
 from __future__ import annotations
 
 import copy
-import math
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from firm.deploy.neighbours import largest, search_of
 from firm.errors import SettingError
 from firm.images.preprocess import Preprocessing
 from firm.networks.adaptor import AdaptedImages
 from firm.networks.backbone import Backbone
-from firm.outliers.whole_images import turned
 from firm.scoring.image_scores import Kde, Knn, Prototype
 from firm.scoring.knn import unit
 from firm.scoring.models import ImageModel, Model, PatchModel
-from firm.scoring.patch_bank import Bank, Memory, PatchReference
-from firm.scoring.patch_bank import Prototype as MeanPatch
 from firm.scoring.patch_features import MOST_PIXELS, PIXELS, BackboneFeatures, EncoderFeatures, cell_features
 from firm.scoring.patch_features import tile_features as features_of_tiles
 from firm.scoring.patch_grid import Grid
 
 LARGEST = 1_900_000_000  # bytes of all tensors: an ONNX file holds 2 GB
-CELLS, KEYS = 128, 16_384  # cells, or keys, that are compared at once: their products stay in the cache
-NOTHING = -1e30  # product of a query with a key that is not there
 
 
 def graph_of(model: Model, *, any_size: bool) -> nn.Module:
@@ -86,7 +81,7 @@ class Resize(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         down, across = (self.weights(length) for length in images.shape[-2:])
-        return (down @ (images.float() @ across.mT)).round().clamp(0, 255)
+        return (down @ (images.float() @ across.T)).round().clamp(0, 255)
 
     def weights(self, length: int) -> Tensor:
         """What each pixel of a side gives to each of the result; one to one where the sizes agree."""
@@ -222,133 +217,6 @@ def takes_any_size(model: Model) -> bool:
     return plain and same and how.illumination == "none" and not how.align and not object_counts
 
 
-def search_of(bank: PatchReference) -> nn.Module:
-    """The distance to what is normal, by the kind of reference."""
-    if isinstance(bank, MeanPatch):
-        return ToMean(bank)
-    assert isinstance(bank, Bank)
-    return ToAll(bank) if bank.memory.neighbourhood < 0 else ToNear(bank)
-
-
-class Standardised(nn.Module):
-    """Distances of cells, n, r, c, as deviations from those of good images, where the memory says so."""
-
-    mean: Tensor
-    deviation: Tensor
-
-    def __init__(self, bank: PatchReference) -> None:
-        super().__init__()
-        self.memory: Memory = bank.memory
-        self.register_buffer("mean", bank.mean.cpu())
-        self.register_buffer("deviation", bank.deviation.cpu())
-
-    def forward(self, features: Tensor) -> Tensor:
-        distances = self.distances(features)
-        return (distances - self.mean) / self.deviation if self.memory.standardise else distances
-
-    def distances(self, features: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def behind(self, queries: Tensor, products: Tensor) -> Tensor:
-        """The mean distance behind the largest products, of queries (..., e) and (..., k)."""
-        if self.memory.metric == "cosine":
-            return (1 - products).mean(-1)
-        squares = queries[..., :-1].square().sum(-1, keepdim=True)
-        return (squares - 2 * products).clamp(min=0).sqrt().mean(-1)
-
-
-class ToMean(Standardised):
-    """To the mean direction of the good patches."""
-
-    direction: Tensor
-
-    def __init__(self, bank: MeanPatch) -> None:
-        super().__init__(bank)
-        self.register_buffer("direction", bank.direction.cpu())
-
-    def distances(self, features: Tensor) -> Tensor:
-        return 1 - F.normalize(features, dim=-1, eps=1e-12) @ self.direction
-
-
-class ToAll(Standardised):
-    """To the k nearest of all good patches."""
-
-    keys: Tensor
-
-    def __init__(self, bank: Bank) -> None:
-        super().__init__(bank)
-        self.register_buffer("keys", bank.vectors.cpu().T.contiguous())
-
-    def distances(self, features: Tensor) -> Tensor:
-        queries, k = self.memory.queries(features.flatten(0, 2)), self.memory.k
-        found = [largest(queries @ keys, k) for keys in self.keys.split(KEYS, dim=1)]
-        best = found[0] if len(found) == 1 else largest(torch.cat(found, -1), k)
-        return self.behind(queries, best).view(-1, *self.mean.shape)
-
-
-class ToNear(Standardised):
-    """To the k nearest of the good patches around each cell.
-
-    The patches of one cell are a block, padded to the longest. A block is compared with all cells it is near to; then
-    each cell gathers what the blocks around it found.
-    """
-
-    keys: Tensor  # cells, e, longest
-    asked: Tensor  # cells, w: which cells each block is near to, padded with 0
-    found: Tensor  # cells, v: where in `asked` each cell is, padded with the number of all places
-
-    def __init__(self, bank: Bank) -> None:
-        super().__init__(bank)
-        cells, cell = math.prod(bank.shape), bank.cell.cpu()
-        count = cell.bincount(minlength=cells)
-        place = torch.arange(len(cell)) - (count.cumsum(0) - count)[cell]
-        vectors = bank.vectors.cpu()
-        if self.memory.metric == "cosine":  # one more number, by which a missing key is told
-            vectors = torch.cat([vectors, torch.zeros(len(vectors), 1)], dim=1)
-        keys = torch.zeros(cells, int(count.max()), vectors.shape[1])
-        keys[..., -1] = NOTHING
-        keys[cell, place] = vectors
-        rows, columns = torch.arange(cells) // bank.shape[1], torch.arange(cells) % bank.shape[1]
-        down, across = (rows[:, None] - rows).abs(), (columns[:, None] - columns).abs()
-        near = torch.maximum(down, across) <= bank.radii.cpu()  # a block, and the cells it is near to
-        self.register_buffer("keys", keys.mT.contiguous())
-        self.register_buffer("asked", padded(near, torch.arange(cells).expand(cells, -1), 0))
-        width = self.asked.shape[1]
-        at = torch.arange(cells)[:, None] * width + near.long().cumsum(1) - 1
-        self.register_buffer("found", padded(near.T, at.T, cells * width))
-
-    def distances(self, features: Tensor) -> Tensor:
-        memory, cells = self.memory, len(self.keys)
-        queries = memory.queries(features.flatten(0, 2))
-        queries = queries.view(-1, cells, queries.shape[-1])
-        wanted = queries
-        if memory.metric == "cosine":
-            wanted = torch.cat([queries, torch.ones_like(queries[..., :1])], dim=-1)
-        by_cell = wanted.transpose(0, 1)  # cells, n, e
-        parts = []
-        for begin in range(0, cells, CELLS):
-            asked, keys = self.asked[begin : begin + CELLS], self.keys[begin : begin + CELLS]
-            block = by_cell.index_select(0, asked.flatten())
-            products = block.reshape(len(keys), -1, keys.shape[1]) @ keys
-            best = largest(products, memory.k)
-            parts.append(best.view(len(keys) * asked.shape[1], -1, best.shape[-1]))  # places, n, k
-        table = torch.cat([*parts, torch.full_like(parts[0][:1], NOTHING)])
-        around = table.index_select(0, self.found.flatten())
-        around = around.view(*self.found.shape, -1, around.shape[-1]).permute(2, 0, 1, 3).flatten(2)  # n, cells, v k
-        return self.behind(queries, largest(around, memory.k)).view(-1, *self.mean.shape)
-
-
-def largest(values: Tensor, k: int) -> Tensor:
-    """The k largest of the last axis, or all."""
-    return values.amax(-1, keepdim=True) if k == 1 else values.topk(min(k, values.shape[-1]), dim=-1).values
-
-
-def padded(chosen: Tensor, values: Tensor, padding: int) -> Tensor:
-    """The chosen values of each row, moved to its begin; rows are cut to the longest."""
-    order = (~chosen).long().argsort(dim=1, stable=True)[:, : int(chosen.sum(1).max())]
-    return torch.where(chosen.gather(1, order), values.gather(1, order), padding)
-
-
 class ImageGraph(nn.Module):
     """`ImageModel` from conditioned images on."""
 
@@ -376,8 +244,9 @@ class ImageGraph(nn.Module):
         size = self.preprocessing.size
         begin = (pixels.shape[-1] - size) // 2
         ready = self.preprocessing.normalise(pixels[..., begin : begin + size, begin : begin + size] / 255)
-        turns = range(self.scoring.turns)
-        return sum(self.score(self.network.encoder(turned(ready, turn)).float(), turn) for turn in turns) / len(turns)
+        views = [turned_by(ready, turn) for turn in range(self.scoring.turns)]
+        scores = [self.score(self.network.encoder(view).float(), turn) for turn, view in enumerate(views)]
+        return torch.stack(scores).mean(0)
 
     def score(self, features: Tensor, turn: int) -> Tensor:
         """The score of embeddings, as `firm.scoring.image_scores` gives it."""
@@ -390,3 +259,9 @@ class ImageGraph(nn.Module):
         assert isinstance(by, Kde)
         gamma = by.scale / max(float(bank.var(correction=0)) * bank.shape[1], 1e-6)
         return -torch.logsumexp(-gamma * (2 - 2 * (queries @ bank.T)), dim=1) / gamma
+
+
+def turned_by(images: Tensor, quarters: int) -> Tensor:
+    """Turned counter-clockwise, as `firm.outliers.whole_images.turned`, by what every engine knows."""
+    turned = images.flip((2, 3)) if quarters >= 2 else images
+    return turned.transpose(2, 3).flip((2,)) if quarters % 2 else turned

@@ -19,7 +19,7 @@ from torch import nn
 from firm.errors import MachineError
 
 OPSET = 18
-EXAMPLES = 2  # images by which the module is traced; one would be taken for the only size of a batch
+EXAMPLES = 2  # images by which the module is traced
 
 
 def needed(name: str) -> Any:
@@ -34,26 +34,24 @@ def needed(name: str) -> Any:
 
 def write_onnx(graph: nn.Module, file: Path, side: int, *, any_size: bool) -> None:
     """Trace the module and write one self-contained file; the batch is dynamic, and the size where `any_size`."""
-    for name in ("onnx", "onnxscript"):
-        needed(name)
+    needed("onnx")
     names: Sequence[str] = graph.inputs  # type: ignore[assignment]
     shapes = {"images": (EXAMPLES, 3, side + 3 * any_size, side + 5 * any_size), "foreground": (EXAMPLES, side, side)}
     rng = torch.Generator().manual_seed(0)
     examples = tuple(torch.randint(0, 2, shapes[name], generator=rng, dtype=torch.uint8) for name in names)
-    free = {"images": (0, 2, 3) if any_size else (0,), "foreground": (0,)}
-    dynamic = tuple(dict.fromkeys(free[name], torch.export.Dim.DYNAMIC) for name in names)
+    free = {"images": {0: "n", 2: "h", 3: "w"} if any_size else {0: "n"}, "foreground": {0: "n"}}
+    outputs: Sequence[str] = graph.outputs  # type: ignore[assignment]
+    axes = {name: free[name] for name in names} | {name: {0: "n"} for name in outputs}
     with _quietly(), torch.no_grad():
         torch.onnx.export(
             graph,
             examples,
-            file,
+            str(file),
             input_names=list(names),
-            output_names=list(graph.outputs),  # type: ignore[arg-type]
+            output_names=list(outputs),
             opset_version=OPSET,
-            dynamo=True,
-            dynamic_shapes=dynamic,
-            external_data=False,
-            verbose=False,
+            dynamo=False,  # traced in a second, by every torch that firm runs on
+            dynamic_axes=axes,
         )
 
 
