@@ -5,14 +5,12 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -84,15 +82,13 @@ def quantise(file: Path, feeds: Sequence[dict[str, Any]]) -> None:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the notes of the exporters, whose failures are exceptions; temporary files go where they are removed."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "")]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings(), tempfile.TemporaryDirectory(), np.errstate(all="ignore"):
+    """Without the notes of the exporters, whose failures are exceptions."""
+    log = logging.getLogger()
+    level = log.level
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
+        log.setLevel(logging.ERROR)
         try:
             yield
         finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+            log.setLevel(level)

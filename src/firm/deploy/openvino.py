@@ -12,7 +12,8 @@ from firm.errors import MachineError
 def write_openvino(onnx_file: Path, file: Path) -> None:
     """Convert, and write `file` (.xml) and its weights (.bin) without rounding them."""
     engine: Any = needed("openvino")
-    engine.save_model(engine.convert_model(onnx_file), file, compress_to_fp16=False)
+    model = engine.Core().read_model(onnx_file)  # `convert_model` does the same and reports to its makers
+    engine.save_model(model, file, compress_to_fp16=False)
 
 
 def check_bf16() -> None:
