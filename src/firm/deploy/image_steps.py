@@ -60,7 +60,7 @@ def _pixels(image: Any, content: bytes, whole: int, real: float) -> Array:
     if image.mode.startswith(("I", "F")):
         return _from_samples(np.asarray(image), whole, real, image.info.get("transparency"))
     if ";16" in str(layout):
-        return _from_samples(_deep_colours(image, content, layout), whole, real, image.info.get("transparency"))
+        return _from_samples(_deep_colours(image, content, str(layout)), whole, real, image.info.get("transparency"))
     if layout in LEVELS and isinstance(image.info.get("transparency"), int):
         image.info["transparency"] *= LEVELS[layout]
     image.load()

@@ -42,17 +42,20 @@ class Standardised(nn.Module):
     def distances(self, features: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def queries(self, features: Tensor) -> Tensor:
-        """As `Memory.queries`, for any batch."""
+    def split(self, bank: Bank) -> tuple[Tensor, Tensor]:
+        """Keys, m, d, and what is added to the product with each of them: 0, or minus half its square."""
         if self.memory.metric == "cosine":
-            return unit(features)
-        return torch.cat([features, torch.ones_like(features[:, :1])], dim=1)
+            return bank.vectors.cpu(), torch.zeros(len(bank.vectors))
+        return bank.vectors[:, :-1].cpu(), bank.vectors[:, -1].cpu()
+
+    def queries(self, features: Tensor) -> Tensor:
+        return unit(features) if self.memory.metric == "cosine" else features
 
     def behind(self, queries: Tensor, products: Tensor) -> Tensor:
-        """The mean distance behind the largest products, of queries (..., e) and (..., k)."""
+        """The mean distance behind the largest products, of queries (..., d) and (..., k)."""
         if self.memory.metric == "cosine":
             return (1 - products).mean(-1)
-        squares = queries[..., :-1].square().sum(-1, keepdim=True)
+        squares = queries.square().sum(-1, keepdim=True)
         return (squares - 2 * products).clamp(min=0).sqrt().mean(-1)
 
 
@@ -72,15 +75,19 @@ class ToMean(Standardised):
 class ToAll(Standardised):
     """To the k nearest of all good patches."""
 
-    keys: Tensor
+    keys: Tensor  # d, m
+    added: Tensor  # m
 
     def __init__(self, bank: Bank) -> None:
         super().__init__(bank)
-        self.register_buffer("keys", bank.vectors.cpu().T.contiguous())
+        keys, added = self.split(bank)
+        self.register_buffer("keys", keys.T.contiguous())
+        self.register_buffer("added", added)
 
     def distances(self, features: Tensor) -> Tensor:
         queries, k = self.queries(features.flatten(0, 2)), self.memory.k
-        found = [largest(queries @ keys, k) for keys in self.keys.split(KEYS, dim=1)]
+        blocks = zip(self.keys.split(KEYS, dim=1), self.added.split(KEYS), strict=True)
+        found = [largest(queries @ keys + added, k) for keys, added in blocks]
         best = found[0] if len(found) == 1 else largest(torch.cat(found, -1), k)
         return self.behind(queries, best).view(-1, *self.mean.shape)
 
@@ -92,7 +99,8 @@ class ToNear(Standardised):
     each cell gathers what the blocks around it found.
     """
 
-    keys: Tensor  # cells, e, longest
+    keys: Tensor  # cells, d, longest
+    added: Tensor  # cells, 1, longest
     asked: Tensor  # cells, w: which cells each block is near to, padded with 0
     found: Tensor  # cells, v: where in `asked` each cell is, padded with the number of all places
 
@@ -101,16 +109,15 @@ class ToNear(Standardised):
         cells, cell = math.prod(bank.shape), bank.cell.cpu()
         count = cell.bincount(minlength=cells)
         place = torch.arange(len(cell)) - (count.cumsum(0) - count)[cell]
-        vectors = bank.vectors.cpu()
-        if self.memory.metric == "cosine":  # one more number, by which a missing key is told
-            vectors = torch.cat([vectors, torch.zeros(len(vectors), 1)], dim=1)
+        vectors, own = self.split(bank)
         keys = torch.zeros(cells, int(count.max()), vectors.shape[1])
-        keys[..., -1] = NOTHING
-        keys[cell, place] = vectors
+        added = torch.full(keys.shape[:2], NOTHING)
+        keys[cell, place], added[cell, place] = vectors, own
         rows, columns = torch.arange(cells) // bank.shape[1], torch.arange(cells) % bank.shape[1]
         down, across = (rows[:, None] - rows).abs(), (columns[:, None] - columns).abs()
         near = torch.maximum(down, across) <= bank.radii.cpu()  # a block, and the cells it is near to
         self.register_buffer("keys", keys.mT.contiguous())
+        self.register_buffer("added", added[:, None])
         self.register_buffer("asked", padded(near, torch.arange(cells).expand(cells, -1), 0))
         width = self.asked.shape[1]
         at = torch.arange(cells)[:, None] * width + near.long().cumsum(1) - 1
@@ -120,18 +127,15 @@ class ToNear(Standardised):
         memory, cells = self.memory, len(self.keys)
         queries = self.queries(features.flatten(0, 2))
         queries = queries.view(-1, cells, queries.shape[-1])
-        wanted = queries
-        if memory.metric == "cosine":
-            wanted = torch.cat([queries, torch.ones_like(queries[..., :1])], dim=-1)
-        by_cell = wanted.transpose(0, 1)  # cells, n, e
+        by_cell = queries.transpose(0, 1)  # cells, n, d
         parts = []
         for begin in range(0, cells, CELLS):
-            asked, keys = self.asked[begin : begin + CELLS], self.keys[begin : begin + CELLS]
+            asked, keys, added = (each[begin : begin + CELLS] for each in (self.asked, self.keys, self.added))
             block = by_cell.index_select(0, asked.flatten())
-            products = block.reshape(len(keys), -1, keys.shape[1]) @ keys
+            products = block.reshape(len(keys), -1, keys.shape[1]) @ keys + added
             best = largest(products, memory.k)
             parts.append(best.view(len(keys) * asked.shape[1], -1, best.shape[-1]))  # places, n, k
-        table = torch.cat([*parts, torch.full_like(parts[0][:1], NOTHING)])
+        table = torch.cat([*parts, parts[0][:1] * 0 + NOTHING])  # the last row is for padding
         around = table.index_select(0, self.found.flatten())
         around = around.view(*self.found.shape, -1, around.shape[-1]).permute(2, 0, 1, 3).flatten(2)  # n, cells, v k
         return self.behind(queries, largest(around, memory.k)).view(-1, *self.mean.shape)
