@@ -81,7 +81,7 @@ class Resize(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         down, across = (self.weights(length) for length in images.shape[-2:])
-        return (down @ (images.float() @ across.T)).round().clamp(0, 255)
+        return (down @ (images.float() @ across.T)).round().clamp(0, 255).to(torch.uint8)
 
     def weights(self, length: int) -> Tensor:
         """What each pixel of a side gives to each of the result; one to one where the sizes agree."""
@@ -136,8 +136,7 @@ class PatchGraph(nn.Module):
         self.register_buffer("weight", constant)
 
     def forward(self, images: Tensor, foreground: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        pixels = images.float() if self.resize is None else self.resize(images)
-        features = self.features(pixels)
+        features = self.features(images if self.resize is None else self.resize(images))
         cells = torch.stack([bank(features[kind]) for kind, bank in self.banks.items()]).mean(0)
         weight = self.weight if foreground is None else self.object_weight(foreground)
         if weight is not None:
@@ -180,15 +179,15 @@ class PatchGraph(nn.Module):
             margin = pool // 2 * self.grid.stride
             mode = "reflect" if margin < pixels.shape[-1] else "replicate"
             grid = Grid(size=pool * self.grid.stride, stride=self.grid.stride)
-            made[PIXELS] = self.plain(F.pad(pixels, (margin,) * 4, mode=mode), grid)
+            made[PIXELS] = self.plain(F.pad(pixels.float(), (margin,) * 4, mode=mode), grid)
         return {kind: made[kind] for kind in kinds}
 
     def tile_features(self, kind: str, pixels: Tensor) -> Tensor:
         """Of an encoder that was trained on the good images."""
         assert isinstance(self.extractor, EncoderFeatures)
         if kind == PIXELS:
-            return self.plain(pixels, self.grid)
-        tiles = self.grid.cut(self.extractor.preprocessing.normalise(pixels / 255))
+            return self.plain(pixels.float(), self.grid)
+        tiles = self.grid.cut(self.extractor.preprocessing.normalise(pixels.float() / 255))
         made = self.network.encoder(tiles) if kind == "projection" else None
         made = features_of_tiles(self.network.encoder, self.grid, tiles) if made is None else self.network.head(made)
         return made.view(-1, *self.grid.shape(*pixels.shape[-2:]), made.shape[-1])
@@ -238,7 +237,7 @@ class ImageGraph(nn.Module):
             self.register_buffer(f"units_{turn}", unit(bank))
 
     def forward(self, images: Tensor) -> Tensor:
-        pixels = images.float() if self.resize is None else self.resize(images)
+        pixels = (images if self.resize is None else self.resize(images)).float()
         if self.zoom is not None:
             pixels = self.zoom @ (pixels @ self.zoom.T)
         size = self.preprocessing.size
