@@ -131,7 +131,7 @@ def images_to_compare(detector: Detector, given: Sequence[Path], most: int = MOS
     marked = {Path(file).name for file in detector.decides.files}
     kinds = [CALIBRATION if file.name in marked else GOOD for file in files]
     chosen: list[tuple[Path, str]] = []
-    for kind, share in ((CALIBRATION, most // 2), (GOOD, most)):
+    for kind, share in ((CALIBRATION, max(most // 2, most - kinds.count(GOOD))), (GOOD, most)):
         alike = [(file, kind) for file, own in zip(files, kinds, strict=True) if own == kind]
         room = min(len(alike), share - len(chosen))
         chosen += [alike[number * len(alike) // room] for number in range(room)]
