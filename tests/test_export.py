@@ -6,9 +6,11 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -43,6 +45,14 @@ ALONE = (
     "import sys, runpy\nsys.modules.update(dict.fromkeys(('torch', 'firm', 'cv2', 'scipy')))\nsys.argv = sys.argv[1:]\n"
 )
 ALONE += "runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unchecked_shapes() -> Iterator[None]:
+    """While a module is traced its sizes are no numbers."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def written(folder: Path, images: torch.Tensor) -> Path:

@@ -28,7 +28,7 @@ from firm.deploy.onnx import needed, quantise, write_onnx
 from firm.deploy.openvino import check_bf16, write_openvino
 from firm.deploy.parity import Certificate, certify
 from firm.detector.detector import Detector
-from firm.errors import FirmError, SettingError, named
+from firm.errors import ModelFileError, SettingError, named
 from firm.images.ignore_mask import scaled
 from firm.recipes.recipe import to_json
 from firm.runtime.files import check_writable, replace_file
@@ -98,7 +98,7 @@ def export(
         certificate = certify(detector, read(lambda: Runtime(place)), files, listener)
         changed = certificate.summary["changed_verdicts"]
         if changed > target.accept:
-            raise FirmError(
+            raise ModelFileError(
                 f"{changed} of {len(certificate.images)} verdicts change, so nothing is exported: "
                 + "; ".join(line for line in certificate.lines() if line.startswith("changed: "))
                 + ("" if target.precision == "fp32" else f"; accept them with --accept {changed}, or use fp32")
@@ -194,8 +194,8 @@ def card_of(detector: Detector, target: Target, graph: nn.Module) -> dict[str, A
 def _fill(ignored: Tensor) -> dict[str, list[int]]:
     """Which pixels are ignored, and the nearest other one of each, whose value they take."""
     mask = ignored.cpu().numpy()
-    how = {"distanceType": cv2.DIST_L2, "maskSize": cv2.DIST_MASK_5, "labelType": cv2.DIST_LABEL_PIXEL}
-    _, labels = cv2.distanceTransformWithLabels(mask.astype(np.uint8), **how)
+    metric = (cv2.DIST_L2, cv2.DIST_MASK_5)
+    _, labels = cv2.distanceTransformWithLabels(mask.astype(np.uint8), *metric, labelType=cv2.DIST_LABEL_PIXEL)
     places = np.zeros(int(labels.max()) + 1, np.int64)
     places[labels[~mask]] = np.flatnonzero(~mask)
     to = np.flatnonzero(mask)

@@ -15,8 +15,9 @@ from torch.nn import functional as F
 from firm.deploy.neighbours import largest, search_of
 from firm.errors import SettingError
 from firm.images.preprocess import Preprocessing
-from firm.networks.adaptor import AdaptedImages
+from firm.networks.adaptor import AdaptedImages, Adaptor
 from firm.networks.backbone import Backbone
+from firm.networks.heads import Network
 from firm.scoring.image_scores import Kde, Knn, Prototype
 from firm.scoring.knn import unit
 from firm.scoring.models import ImageModel, Model, PatchModel
@@ -64,8 +65,8 @@ class Whole(Backbone):
     """A backbone that takes a batch at once; `Backbone` takes it in portions, which a graph cannot."""
 
     def __init__(self, backbone: Backbone) -> None:
-        known = {"deepest": backbone.deepest, "digest": backbone.digest, "folded": backbone.folded}
-        super().__init__(copy.deepcopy(backbone.trunk), backbone.facts, **known)
+        trunk, deepest, digest = copy.deepcopy(backbone.trunk), backbone.deepest, backbone.digest
+        super().__init__(trunk, backbone.facts, deepest=deepest, digest=digest, folded=backbone.folded)
 
     def stages(self, images: Tensor) -> list[Tensor]:
         return self.trunk.stages(images)
@@ -73,6 +74,8 @@ class Whole(Backbone):
 
 class Resize(nn.Module):
     """uint8 images of any size to a square, as firm resizes: weights made in the graph from the size of its input."""
+
+    place: Tensor
 
     def __init__(self, side: int) -> None:
         super().__init__()
@@ -103,6 +106,9 @@ class PatchGraph(nn.Module):
     """`PatchModel` from conditioned images on: `forward(images)`, or `forward(images, foreground)` if it has a rule."""
 
     outputs = ("score", "map")
+    whole: Whole  # of a pretrained backbone, with
+    adaptor: Adaptor
+    trained: Network  # on the good images, in their place
     present: Tensor
     free: Tensor | None
     weight: Tensor | None
@@ -115,9 +121,11 @@ class PatchGraph(nn.Module):
         side, grid = model.preprocessing.size, model.scorer.grid
         self.grid, self.extractor = grid, model.extractor
         self.resize = Resize(side) if any_size else None
-        self.network = copy.deepcopy(model.network)
         if isinstance(model.extractor, BackboneFeatures):
             self.whole = Whole(model.extractor.network.backbone)
+            self.adaptor = copy.deepcopy(model.extractor.network.adaptor)
+        elif model.extractor.network is not None:
+            self.trained = copy.deepcopy(model.extractor.network)
         self.banks = nn.ModuleDict({kind: search_of(bank) for kind, bank in model.scorer.references.items()})
         rows, columns = grid.shape(side, side)
         every = torch.eye(side, dtype=torch.bool)[:, :, None].expand(-1, -1, side)
@@ -168,7 +176,7 @@ class PatchGraph(nn.Module):
             return {kind: self.tile_features(kind, pixels) for kind in kinds}
         if set(kinds) - {PIXELS}:
             cells = cell_features(self.whole, self.extractor.settings, self.grid, pixels)
-            flat, shape, adaptor = cells.flatten(0, 2), cells.shape[1:3], self.network.adaptor
+            flat, shape, adaptor = cells.flatten(0, 2), cells.shape[1:3], self.adaptor
             made["backbone"] = cells
             if "encoder" in kinds:
                 made["encoder"] = adaptor.adapted(flat).view(-1, *shape, adaptor.out)
@@ -188,8 +196,8 @@ class PatchGraph(nn.Module):
         if kind == PIXELS:
             return self.plain(pixels.float(), self.grid)
         tiles = self.grid.cut(self.extractor.preprocessing.normalise(pixels.float() / 255))
-        made = self.network.encoder(tiles) if kind == "projection" else None
-        made = features_of_tiles(self.network.encoder, self.grid, tiles) if made is None else self.network.head(made)
+        encoder, head = self.trained.encoder, self.trained.head
+        made = head(encoder(tiles)) if kind == "projection" else features_of_tiles(encoder, self.grid, tiles)
         return made.view(-1, *self.grid.shape(*pixels.shape[-2:]), made.shape[-1])
 
     def plain(self, pixels: Tensor, grid: Grid) -> Tensor:
@@ -220,6 +228,7 @@ class ImageGraph(nn.Module):
     """`ImageModel` from conditioned images on."""
 
     inputs, outputs = ("images",), ("score",)
+    zoom: Tensor | None
 
     def __init__(self, model: ImageModel, any_size: bool) -> None:
         super().__init__()

@@ -7,6 +7,7 @@ import json
 import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -164,7 +165,7 @@ def _readable(runtime: Runtime, files: Sequence[tuple[Path, str]], listener: Lis
     readable = []
     for file, kind in files:
         try:
-            read(lambda file=file: runtime.decode(file))
+            read(partial(runtime.decode, file))
             readable.append((file, kind))
         except ModelFileError as error:
             listener.warn(f"left out: {error}")
@@ -221,7 +222,7 @@ def verify(folder: Path, images: Sequence[Path], detector: Detector | None = Non
         )
     compared = []
     for file, before in found:
-        verdict = read(lambda file=file: runtime.inspect(file))
+        verdict = read(partial(runtime.inspect, file))
         compared.append(
             Compared(
                 str(file), before.sha256, before.kind, before.score, verdict.score,
