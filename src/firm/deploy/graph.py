@@ -113,8 +113,9 @@ class PatchGraph(nn.Module):
     free: Tensor | None
     weight: Tensor | None
     visible: Tensor | None
-    inside: Tensor
-    spread: Tensor
+    inside: Tensor  # which pixels of a side are in each row of cells
+    window: Tensor  # which rows of cells surround each
+    spread: Tensor  # what each row of cells gives to each pixel
 
     def __init__(self, model: PatchModel, *, any_size: bool) -> None:
         super().__init__()
@@ -131,6 +132,7 @@ class PatchGraph(nn.Module):
         every = torch.eye(side, dtype=torch.bool)[:, :, None].expand(-1, -1, side)
         self.register_buffer("inside", grid.parts(every)[:, :, 0].T * grid.size)
         nodes = torch.eye(rows)[:, :, None].expand(-1, -1, columns)
+        self.register_buffer("window", grid.surrounding(nodes)[:, :, 0].T.contiguous())
         self.register_buffer("spread", grid.maps(nodes, side, side)[:, :, 0].T.contiguous())
         aligned = model.align(torch.zeros(1, 3, side, side, dtype=torch.uint8))
         hidden = aligned.hidden()
@@ -150,7 +152,7 @@ class PatchGraph(nn.Module):
         if weight is not None:
             cells = cells.clamp(min=0) * weight
         if self.grid.surroundings:
-            around = self.grid.surrounding(cells)
+            around = self.window @ cells @ self.window.T
             cells = cells + (around if weight is None else around * weight)
         count = min(self.grid.top_patches, self.inside.shape[0] ** 2)
         flat = cells.flatten(1)
