@@ -29,7 +29,7 @@ RECIPES["pretrained"] = change(RECIPES["within 2 cells"], {"pretrained.name": "e
 RECIPES["ignored pixels"] = RECIPES["within 2 cells"]
 RECIPES["encoder of patches"] = recipe(
     "inspect",
-    **{"training.epochs": 0, "size": SIDE, "automatic": [], "encoder.width": 8, "encoder.head.hidden": [8]},
+    **{"training.epochs": 0, "training.batch": 8, "size": SIDE, "automatic": [], "encoder.width": 8},
 )
 WHOLE = {**CHEAP, "size": 32, "outliers": "rotations"}
 RECIPES["whole images"] = recipe("semantic", **WHOLE)
