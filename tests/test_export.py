@@ -206,6 +206,17 @@ def test_int8_and_triton_by_the_command_line(tmp_path: Path, good: Path) -> None
     assert np.isfinite(Runtime(tmp_path / "x").score([good / "00.png"])).all()
 
 
+def test_bf16_is_refused_where_the_processor_has_none(
+    tmp_path: Path, good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import openvino
+
+    monkeypatch.setattr(openvino.Core, "get_property", lambda *_: ["FP32", "INT8"])
+    detector, target = fitted("within 2 cells"), Target(engine="openvino", precision="bf16")
+    with pytest.raises(MachineError, match="BF16"):
+        export(detector, tmp_path / "part", target, images_to_compare(detector, [good]))
+
+
 @each("settings", [{"engine": "abacus"}, {"precision": "fp8"}, {"accept": 3}, {"precision": "bf16"}])
 def test_impossible_targets_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(SettingError):
