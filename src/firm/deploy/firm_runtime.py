@@ -90,7 +90,9 @@ class Runtime:
         score, by = float(scores[0]), self.limits
         regions: tuple[Region, ...] = ()
         if maps is not None and by["pixel"] is not None:
-            regions = regions_of(maps[0], by["pixel"] + self.card["slack"]["map"], *picture.shape[:2])
+            found = regions_of(maps[0], by["pixel"], *picture.shape[:2])
+            least = by["pixel"] + self.card["slack"]["map"]  # less is above the threshold by rounding alone
+            regions = tuple(region for region in found if region.peak > least)
         kind = "PASS" if score <= by["review"] else "REVIEW" if score <= by["fail"] else "FAIL"
         return Verdict(name, score, kind, regions, by["model"], by["id"], by["review"], by["fail"]), (
             None if maps is None else maps[0]
