@@ -33,7 +33,7 @@ bench: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(RUN) || $(PYTHON) -m venv $(ENV)
-	$(ENV)/bin/pip install -q -c constraints.txt -e ".[dev,pretrained,diffusion]"
+	$(ENV)/bin/pip install -q -c constraints.txt -e ".[dev,pretrained,diffusion,export]"
 	touch $(STAMP)
 
 clean:

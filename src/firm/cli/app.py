@@ -23,6 +23,7 @@ from firm.cli.bench import bench, fetch
 from firm.cli.calibrate import calibrate
 from firm.cli.demo import demo
 from firm.cli.evaluate import card, evaluate
+from firm.cli.export import export, verify
 from firm.cli.fit import fit
 from firm.cli.inspect import inspect
 from firm.cli.preview import masks, outliers
@@ -34,7 +35,7 @@ BUG = 70  # exit code, as of sysexits.h
 _debug = False
 
 app = typer.Typer(name="firm", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
-for verb in (fit, audit, calibrate, inspect, evaluate, card, masks, outliers, fetch, demo):
+for verb in (fit, audit, calibrate, inspect, evaluate, card, export, verify, masks, outliers, fetch, demo):
     app.command()(verb)
 app.add_typer(sia, name="sia")
 app.add_typer(bench, name="bench")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from html import escape
+from importlib import import_module
 from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, overload
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OnImage = Callable[[int], None]
+EXPORT = "export.json"  # marks the folder of an export
 SWAPS = 8  # arrays that do not PASS for which another order of channels is tried
 
 
@@ -302,12 +304,14 @@ class Detector(Fitted):
         """Read a saved detector; its scores and verdicts are those from before saving.
 
         Args:
-            path: the folder that `save` wrote.
+            path: the folder that `save` wrote, or `firm export`.
             device: cpu, cuda, mps, ...
             calibration: another calibration file; False reads none.
         """
-        detector = cls.of(read_fitted(Path(path), device))
         file = beside(path) if isinstance(calibration, bool) else Path(calibration)
+        if (Path(path) / EXPORT).is_file():  # a stage below, which needs an engine
+            return import_module("firm.deploy.exported").open_export(Path(path), file)
+        detector = cls.of(read_fitted(Path(path), device))
         detector._calibration_file = named(file)
         if calibration is not False and (calibration is not True or file.exists()):
             detector.calibration = read_calibration(file, model=detector.id)
