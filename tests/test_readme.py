@@ -81,6 +81,24 @@ def test_the_numbers_are_those_of_the_results() -> None:
             assert cell.strip().strip("*").split(" / ") == [value for value in found if value != "-"], f"{row}: {cell}"
 
 
+def test_the_numbers_of_whole_images_are_those_of_the_results() -> None:
+    """The mean over ten classes by the preset's score, which comes first on the page."""
+    page = (ROOT / "docs" / "results" / "semantic-frozen.md").read_text(encoding="utf-8")
+    names = {
+        "**FIRM**": "firm",
+        "SupCon": "supcon",
+        "NT-Xent": "ntxent",
+        "frozen features": "frozen",
+        "plain": "pixels",
+    }
+    for begin, row in names.items():
+        stated = re.search(rf"^\| {re.escape(begin)}[^|]*\| \**([\d.]+)\** \|$", README, re.MULTILINE)
+        measured = re.search(rf"^\| {row}(?: †)? \| 10 \| \d+ \| ([\d.]+) \|", page, re.MULTILINE)
+        assert stated, begin
+        assert measured, row
+        assert stated[1] == measured[1]
+
+
 def test_public_names_are_there() -> None:
     for name in firm.__all__:
         assert getattr(firm, name) is not None
