@@ -360,7 +360,7 @@ def test_nobody_else_decodes_images():
     root = Path(firm.__file__).parent
     elsewhere = re.compile(r"Image\.open|imread|imdecode|VideoCapture|plt\.imread|from PIL import .*ImageFile")
     found = [path.name for path in sorted(root.rglob("*.py")) if elsewhere.search(path.read_text())]
-    assert found == ["decode.py"]
+    assert found == ["image_steps.py", "decode.py"]  # the runtime of an export stands alone
 
 
 def test_warnings_are_as_they_were_and_threads_agree():

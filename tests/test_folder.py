@@ -142,9 +142,9 @@ def test_no_usable_image_is_an_error(tmp_path):
     (tmp_path / "a.png").write_bytes(b"damaged")
     with pytest.raises(DataError, match=r"has no usable image \(.*a.png cannot be decoded"):
         load_folder(tmp_path)
-    for missing in (tmp_path / "absent", tmp_path / "a.png"):
-        with pytest.raises(DataError, match="is not a folder"):
-            load(str(missing))
+    for wrong, what in ((tmp_path / "absent", "not a folder"), (tmp_path / "a.png", "one file")):
+        with pytest.raises(DataError, match=f"is {what}"):
+            load(str(wrong))
     (tmp_path / "train" / "good").mkdir(parents=True)
     with pytest.raises(DataError, match=r"train/good has no usable image \(it holds no"):
         load_folder(tmp_path)
