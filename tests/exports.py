@@ -20,7 +20,7 @@ PATCHES = {
         "memory.neighbourhood": -1, "memory.sampling_ratio": 0.3, "tiling.surroundings": 0.4,
         "features": "projection+backbone", "tiling.top_patches": 3, "memory.k": 2,
     },
-    "aligned": {**OTSU, "conditioning.align": True, "conditioning.illumination": "local"},
+    "aligned": {**OTSU, "conditioning.align": True},
     "object, two neighbours": {**OTSU, "memory.k": 2, "conditioning.illumination": "median", "features": "encoder"},
     "pixels too": {"features": "encoder+pixels", "memory.neighbourhood": 1},
 }  # fmt: skip

@@ -36,7 +36,7 @@ from firm.runtime.listener import SILENT, Listener
 from firm.scoring.models import ImageModel, PatchModel
 
 PRECISIONS = ("fp32", "bf16", "int8")
-SLACK = 1e-4  # of a threshold: so close a score is at it, since a threshold is the score of a good image
+SLACK = 1e-3  # of a threshold: so close a score is at it, since a threshold is the score of a good image
 RANGES = 64  # good images by which the ranges of INT8 are set
 RUNTIME = "firm_runtime.py"
 BACKENDS = {"onnx": "onnxruntime", "openvino": "openvino"}  # of Triton
