@@ -99,7 +99,10 @@ def test_an_export_decides_as_its_detector(
     runtime, again = Runtime(folder), Detector.load(folder)
     for file in odd:
         expected, found, loaded = detector.inspect(file), runtime.inspect(file), again.inspect(file)
-        assert found.verdict == loaded.verdict == expected.verdict, (name, file.name)
+        assert found.verdict == loaded.verdict, (name, file.name)
+        near = min(abs(expected.score - limit) for limit in (expected.review, expected.fail))
+        if near > 2e-3 * abs(expected.fail):  # so close a score counts as at the threshold
+            assert found.verdict == expected.verdict, (name, file.name)
         assert found.score == pytest.approx(expected.score, rel=1e-3)
         assert loaded.score == pytest.approx(found.score, rel=1e-5)
         assert (found.model, found.calibration) == (expected.model, expected.calibration)
