@@ -161,7 +161,7 @@ def test_nothing_is_read_split_aligned_embedded_or_loaded_twice(plates: Path, mo
     times = [counted.aligned[fingerprint(image)] for image in images]
     # for the audit, to learn from, in its fold to set the thresholds, and once more beside its synthetic defect
     assert learnt == 24
-    assert Counter(times) == {4: 24}
+    assert Counter(times) == {4: 16, 3: 8}  # the self-check inspects as many as the first folds hold
     aligned = recipe.conditioning(images).images
     seen = [counted.embedded[fingerprint(image)] for image in aligned]
     assert set(seen) == {4}

@@ -51,6 +51,7 @@ FOLDS, FEW_FOLDS = 5, 3  # models that score the good images they have not seen;
 SHORT = 15  # epochs of a short training
 LEAST, CUT = 10, 3  # a longer one is cut for the folds: at least so many epochs, and to this fraction
 FEWEST_PARTS = 4  # of which folds are made
+FOLDS_INSPECTED = 16  # images of folds that the self-check inspects: each fold it needs costs a pixel baseline
 
 
 def fit(good: Good, listener: Listener = SILENT, on_progress: OnProgress | None = None) -> Fitted:
@@ -100,7 +101,9 @@ def learn(
     listener.progress("remembering good images", 0, None)
     origin = origin | {"task": run.digest, "collapsed": run.collapsed}
     fitted = remember(recipe, prepared, network, origin, seed=seed)
-    measured, checked, room = list[Measured](), list[Checked](), INSPECTED if check else 0
+    measured, checked, room = list[Measured](), list[Checked](), 0
+    if check:
+        room = FOLDS_INSPECTED if split.folds else INSPECTED
     for number in range(max(1, split.folds)):
         held_out, model = split.held_out_from(prepared, number), fitted.model
         if split.folds:
