@@ -55,6 +55,10 @@ good images suspected beside them, `if clean` the images suspected in the folder
 
 {table}
 
+Mean over the seeds, with the sample deviation of the difference:
+
+{means}
+
 Precision and recall of the audit alone, over {draws} random folders of {good} good images for each share. Suspected of
 a clean folder is the share of good images that the audit wrongly leaves out:
 
@@ -66,6 +70,7 @@ drawn parts, so the rows of drawn products flatter it.
 HEAD = (
     "| product | seed | put in | clean | more good | dirty | audited | audited - clean | found | wrongly | if clean |"
 )
+MEANS = "| product | put in | clean | more good | dirty | audited | more good - clean | audited - clean |"
 AUDITED = "| product | put in | found (recall) | wrongly suspected | precision |"
 
 
@@ -92,6 +97,25 @@ def prepared_by_good(recipe: Recipe, data: OneClass, good: int, seed: int) -> tu
     prepared = prepare(tuned, data, parts, seed=seed, backbone=backbone)
     first = prepared.subset(torch.arange(good))
     return prepared, choose_features(first, first.trained(train(first, Options(seed=seed))), seed=seed)
+
+
+def means(lines: list[str]) -> list[str]:
+    """Rows of one product and share, averaged over the seeds."""
+    groups = dict[tuple[str, str], list[list[float]]]()
+    for line in lines:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        groups.setdefault((cells[0], cells[2]), []).append([float(cell) for cell in cells[3:7]])
+    averaged = []
+    for (name, put_in), found in groups.items():
+        values = torch.tensor(found, dtype=torch.float64)
+        differences = [values[:, column] - values[:, 0] for column in (1, 3)]
+        spread = [f" ± {each.std():.1f}" if len(each) > 1 else "" for each in differences]
+        shown = [
+            *(f"{value:.1f}" for value in values.mean(0)),
+            *(f"{each.mean():+.1f}{text}" for each, text in zip(differences, spread, strict=True)),
+        ]
+        averaged.append(f"| {name} | {put_in} | {' | '.join(shown)} |")
+    return averaged
 
 
 def rows(recipe: Recipe, name: str, images: int, seed: int) -> Iterator[str]:
@@ -174,6 +198,7 @@ def main() -> None:
             tables[table].append(line)
             print(line, flush=True)
             if options.out:  # what is measured is kept if the rest is not waited for
+                tables["means"] = [MEANS, "|" + " --- |" * (MEANS.count("|") - 1), *means(tables["table"][2:])]
                 content = {name: "\n".join(lines) for name, lines in tables.items()}
                 options.out.write_text(PAGE.format(**facts, **content), encoding="utf-8")
     print(f"rows = {len(tables['table']) - 2}")
