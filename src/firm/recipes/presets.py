@@ -114,11 +114,12 @@ SEMANTIC = change(
         "outliers": "exposure",
         "pretrained": {"name": "efficientnet-lite0", "hidden": (512,), "residual": True, "head": False},
         "views.crop": (0.5, 1.0),
+        "views.crop_first": False,  # colours change before small images are enlarged, which takes less time
         "views.flip": 0.5,
         "views.jitter.hue": 0.1,
         "views.blur": 0.0,
         "training": {"epochs": 30, "batch": 256, "temperature": 0.2, "lr": 0.01, "warmup": 0.1},
-        "size": 128,
+        "size": 160,
         "zoom": 1.0,
         "features": "encoder",
         "score.by.k": 1,
