@@ -118,7 +118,7 @@ SEMANTIC = change(
         "views.flip": 0.5,
         "views.jitter.hue": 0.1,
         "views.blur": 0.0,
-        "training": {"epochs": 30, "batch": 256, "temperature": 0.2, "lr": 0.01, "warmup": 0.1},
+        "training": {"epochs": 15, "batch": 256, "temperature": 0.2, "lr": 0.05, "warmup": 0.1},
         "size": 160,
         "zoom": 1.0,
         "features": "encoder",

@@ -70,7 +70,7 @@ def frozen(experiment: Experiment, data: OneClass, options: Options, listener: L
     backbone = frozen_backbone(recipe, options.device)
     assert backbone is not None
     parts = torch.arange(len(data.train))
-    with _shared(options.folder, data.name) as place:
+    with _shared(options.folder, data.name, recipe.pretrained.name) as place:
         prepared = prepare(recipe, data, parts, seed=VIEWS_SEED, backbone=backbone, folder=place, listener=listener)
         assert isinstance(prepared.task, FeatureTask)
         prepared = replace(prepared, task=replace(prepared.task, seed=seed))
@@ -105,12 +105,12 @@ def _network(network: Adapted, recipe: Recipe, kind: str) -> AdaptedImages:
 
 
 @contextmanager
-def _shared(folder: Path | None, name: str) -> Iterator[Path | None]:
-    """The folder of the data set's features, or that of the run while another process has it."""
+def _shared(folder: Path | None, name: str, backbone: str) -> Iterator[Path | None]:
+    """The folder of the data set's features by a backbone, or that of the run while another process has it."""
     if folder is None:
         yield None
         return
-    shared = folder.parents[1] / f"features-{name.partition(':')[0]}"
+    shared = folder.parents[1] / file_name("features", f"{name.partition(':')[0]}-{backbone}")
     with folder_lock(shared) as mine:
         yield shared if mine else folder
 
