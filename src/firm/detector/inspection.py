@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from firm.data.duplicates import ALIGNMENT_SIDE, group_by_part, thumbnails
@@ -34,6 +34,7 @@ class InspectedImage:
     picture: UInt8[Pixels, "h w 3"]  # the decoded image
     heat: Float[npt.NDArray[np.float32], "r c"] | None  # anomaly map of the whole picture, at any resolution
     nearest: UInt8[Pixels, "h w 3"] | None = None  # the good part most similar at the worst patch, aligned
+    marked: Bool[npt.NDArray[np.bool_], "r c"] | None = None  # the regions, in the pixels of the map
 
 
 @dataclass
@@ -82,7 +83,7 @@ class Inspection:
             self._small[len(self.verdicts) - 1] = thumbnails(examined.pixels, ALIGNMENT_SIDE)[0]
         nearest = most_similar(self.detector, examined) if explain else None
         heat = None if examined.heat is None else examined.heat.numpy()
-        return InspectedImage(examined.verdict, examined.picture, heat, nearest)
+        return InspectedImage(examined.verdict, examined.picture, heat, nearest, examined.marked)
 
     def counts(self) -> dict[str, int]:
         """How many images have each verdict, worst first."""

@@ -3,6 +3,7 @@
 scores.csv has all images in their order; wrong.csv those decided wrongly, in the order of the pictures.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from firm.decision.calibration import Calibration
-from firm.detector.evaluation import Labelled
+from firm.detector.evaluation import Labelled, ious
 from firm.errors import named
 from firm.images.preprocess import resize
 from firm.report.ledger import MARK, csv_line, harmless
@@ -23,12 +24,19 @@ from firm.report.sheets import Part, draw_parts, save_figure
 
 MOST = 24  # wrong decisions that are shown, the worst first
 SIDE = 128  # px at which they are shown
-COLUMNS = ("image", "kind", "verdict", "score", "review", "fail")
+COLUMNS = ("image", "kind", "verdict", "score", "review", "fail", "iou")
 LONGEST = 28  # letters of a name below a picture
 ROC, MISSES, FALSE_CALLS, WRONG, SCORES = "roc.png", "misses.png", "false-calls.png", "wrong.csv", "scores.csv"
 
 
-def write_evaluation(folder: Path, test: Labelled, by: Calibration, *, name: str = "test") -> list[Path]:
+def write_evaluation(
+    folder: Path,
+    test: Labelled,
+    by: Calibration,
+    *,
+    name: str = "test",
+    ignored: Bool[Tensor, "a b"] | None = None,
+) -> list[Path]:
     """Write the files and return them; of misses and false calls only those there are, older files are removed.
 
     An image that is no file is called by the name of the data set and its number.
@@ -39,8 +47,18 @@ def write_evaluation(folder: Path, test: Labelled, by: Calibration, *, name: str
     scores = located.scores.tolist()
     names = truth.files if truth and truth.files else [f"{name} {number}" for number in range(len(images))]
     rows = [
-        csv_line((harmless(file), harmless(kind), by.verdict(score), score, by.review, by.fail))
-        for file, kind, score in zip(names, kinds, scores, strict=True)
+        csv_line(
+            (
+                harmless(file),
+                harmless(kind),
+                by.verdict(score),
+                score,
+                by.review,
+                by.fail,
+                "" if math.isnan(iou) else iou,
+            )
+        )
+        for file, kind, score, iou in zip(names, kinds, scores, ious(test, by, ignored).tolist(), strict=True)
     ]
     _write_table(folder / SCORES, rows)
     written, wrong_rows = [folder / ROC, folder / SCORES], list[str]()
