@@ -53,7 +53,7 @@ def naive(heat, threshold, height, width):
     return sorted(found, key=lambda one: (-one.peak, one.box))
 
 
-@pytest.fixture(params=[0, 1, 2, 40], autouse=True)
+@pytest.fixture(params=[0, 2, 40])
 def halo(request, monkeypatch):
     """The walk above is slow on maps in which a halo of 32 px ends; the rule is the same for a shorter one."""
     monkeypatch.setattr("firm.decision.regions.HALO", request.param)
@@ -70,7 +70,7 @@ def halo(request, monkeypatch):
     width=st.integers(1, 25),
     threshold=st.sampled_from([-1.0, 0.0, 1.0, 2.5, 9.0]),
 )
-def test_regions_are_those_of_a_flood_fill(heat, height, width, threshold):
+def test_regions_are_those_of_a_flood_fill(halo, heat, height, width, threshold):
     found = regions_of(torch.from_numpy(heat), threshold, height, width)
     assert list(found) == naive(heat, threshold, height, width)
     for region in found:
@@ -84,7 +84,6 @@ def test_regions_are_those_of_a_flood_fill(heat, height, width, threshold):
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 30), st.integers(0, 9))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 def test_the_hottest_near_a_pixel_is_that_of_its_square(rows, columns, reach, seed):
     heat = np.random.default_rng(seed).random((rows, columns), dtype=np.float32)
     for (y, x), most in np.ndenumerate(hottest(heat, reach)):
@@ -101,12 +100,11 @@ def test_corners_touch_and_the_hottest_comes_first():
     assert regions_of(heat, 5.0, 6, 8) == ()
 
 
-def test_a_halo_is_left_out_and_a_faint_defect_far_away_is_not(halo):
+def test_a_halo_is_left_out_and_a_faint_defect_far_away_is_not(monkeypatch):
+    monkeypatch.setattr("firm.decision.regions.HALO", 15)
     heat = torch.zeros(60, 60)
     heat[10:21, 10:21], heat[15, 15], heat[50:55, 50:56] = 2.0, 5.0, 2.0
-    found = regions_of(heat, 1.0, 60, 60)
-    assert (Region((15, 15, 16, 16), 1, 5.0) in found) == (Region((50, 50, 55, 56), 30, 2.0) in found) == bool(halo)
-    assert regions_of(heat[10:21, 10:21], 1.0, 11, 11)[0].peak == 5.0
+    assert regions_of(heat, 1.0, 60, 60) == (Region((15, 15, 16, 16), 1, 5.0), Region((50, 50, 55, 56), 30, 2.0))
 
 
 def test_a_ring_does_not_have_the_heat_of_what_it_surrounds():
@@ -127,7 +125,7 @@ def test_map_and_mask_come_in_the_pixels_of_the_image():
     assert not Shown(shown.picture, heat, None).mask.any()
     with pytest.raises(SettingError, match="no heat maps"):
         _ = Shown(shown.picture, None, None).map
-    with pytest.raises(SettingError, match="17.png"):
+    with pytest.raises(SettingError, match=r"17\.png"):
         _ = Verdict("17.png", 1.0, "PASS", (), "m", "c", 1.0, 2.0).map
 
 

@@ -19,6 +19,7 @@ from firm.decision.drift import Drift, LightDrift, drift, light_drift, one_of_ea
 from firm.decision.verdict import Verdict
 from firm.detector.detector import Detector, Examined
 from firm.errors import ImageError
+from firm.images.alignment import NOTHING
 
 COMPARED = 2000  # images that are grouped by part: 33 MB
 
@@ -121,5 +122,6 @@ def most_similar(detector: Detector, examined: Examined) -> UInt8[Pixels, "h w 3
     shift = np.array([[1.0, 0.0, across], [0.0, 1.0, down], [0.0, 0.0, 1.0]])
     frame = np.eye(3) if neighbour.frame is None else np.vstack([neighbour.frame.numpy(), [0.0, 0.0, 1.0]])
     height, width = good.shape[:2]
-    moved = cv2.warpAffine(good, (np.linalg.inv(frame) @ shift)[:2], (width, height), borderMode=cv2.BORDER_REPLICATE)
+    back = (np.linalg.inv(frame) @ shift)[:2]
+    moved = cv2.warpAffine(good, back, (width, height), borderMode=cv2.BORDER_CONSTANT, borderValue=NOTHING)
     return np.asarray(cv2.resize(moved, examined.picture.shape[1::-1], interpolation=cv2.INTER_LINEAR), np.uint8)

@@ -46,19 +46,10 @@ def write_evaluation(
     draw_roc(folder / ROC, located.scores, anomalous, by)
     scores = located.scores.tolist()
     names = truth.files if truth and truth.files else [f"{name} {number}" for number in range(len(images))]
+    fits = ["" if math.isnan(iou) else iou for iou in ious(test, by, ignored).tolist()]
     rows = [
-        csv_line(
-            (
-                harmless(file),
-                harmless(kind),
-                by.verdict(score),
-                score,
-                by.review,
-                by.fail,
-                "" if math.isnan(iou) else iou,
-            )
-        )
-        for file, kind, score, iou in zip(names, kinds, scores, ious(test, by, ignored).tolist(), strict=True)
+        csv_line((harmless(file), harmless(kind), by.verdict(score), score, by.review, by.fail, fit))
+        for file, kind, score, fit in zip(names, kinds, scores, fits, strict=True)
     ]
     _write_table(folder / SCORES, rows)
     written, wrong_rows = [folder / ROC, folder / SCORES], list[str]()

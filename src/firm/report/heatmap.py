@@ -1,8 +1,8 @@
 """A heat map over the picture it belongs to, in one scale of colours for all pictures of a detector.
 
 The scale runs from 0 to twice the threshold, or to `UNIT` above a threshold of 0 or less; its middle is the threshold.
-The picture is grey, so that colour means heat whatever the part's own colour is. The colours grow lighter from purple to
-yellow, away from every grey also for colour-blind people, and a line that shows on any ground surrounds the regions.
+The picture is grey, so that colour means heat whatever the part's own colour is. The colours grow lighter from purple
+to yellow, away from every grey also for colour-blind people, and a line that shows on any ground surrounds the regions.
 """
 
 import os
@@ -39,7 +39,7 @@ def overlay(
     *,
     marked: Bool[Mask, "r c"] | None = None,
 ) -> UInt8[Pixels, "h w 3"]:
-    """The picture in grey with its heat map, which may be of any size, spread over it, and a line around the regions."""
+    """The picture in grey, its heat map, which may be of any size, spread over it, and a line around the regions."""
     height, width = picture.shape[:2]
     shown = blend(grey(picture), levels(_spread(heat, height, width), threshold))
     if marked is not None and marked.any():
@@ -53,11 +53,12 @@ def overlay(
 
 def grey(picture: UInt8[Pixels, "h w 3"]) -> UInt8[Pixels, "h w 3"]:
     """The picture without its colours."""
-    return cv2.cvtColor(cv2.cvtColor(np.ascontiguousarray(picture), cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+    plane = cv2.cvtColor(np.ascontiguousarray(picture), cv2.COLOR_RGB2GRAY)
+    return np.asarray(cv2.cvtColor(plane, cv2.COLOR_GRAY2RGB), np.uint8)
 
 
 def _spread(values: npt.NDArray[np.generic], height: int, width: int) -> Plane:
-    return cv2.resize(values.astype(np.float32), (width, height), interpolation=cv2.INTER_LINEAR)
+    return np.asarray(cv2.resize(values.astype(np.float32), (width, height)), np.float32)
 
 
 def levels(heat: Float[Plane, "h w"], threshold: float) -> Float[Plane, "h w"]:
