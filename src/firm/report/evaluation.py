@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from firm.decision.calibration import Calibration
+from firm.decision.verdict import marked
 from firm.detector.evaluation import Labelled, ious
 from firm.errors import named
 from firm.images.preprocess import resize
@@ -63,7 +64,7 @@ def write_evaluation(
     ):
         places = order[wrong[order]].tolist()
         if places:
-            parts = [_part(images[i], located.maps[i], scores[i], kinds[i], names[i]) for i in places[:MOST]]
+            parts = [_part(images[i], located.maps[i], scores[i], kinds[i], names[i], by.pixel) for i in places[:MOST]]
             shown = "" if len(places) <= MOST else f", {MOST} of {len(places)}"
             draw_parts(parts, by.review, folder / file, title=f"{title}{shown}")
             written.append(folder / file)
@@ -78,11 +79,16 @@ def _write_table(path: Path, rows: list[str]) -> None:
     path.write_text(MARK + csv_line(COLUMNS) + "".join(rows), encoding="utf-8", newline="")
 
 
-def _part(image: UInt8[Tensor, "c h w"], heat: Float[Tensor, "r s"], score: float, kind: str, file: str) -> Part:
+def _part(
+    image: UInt8[Tensor, "c h w"], heat: Float[Tensor, "r s"], score: float, kind: str, file: str, pixel: float | None
+) -> Part:
     picture = resize(image[None].expand(-1, 3, -1, -1), SIDE)[0].permute(1, 2, 0).numpy()
     name = named(Path(file).name)
     short = name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}"  # names differ at their ends
-    return Part(picture, score, kind, heat.numpy() if heat.numel() else None, short)
+    if not heat.numel():
+        return Part(picture, score, kind, None, short)
+    regions = None if pixel is None else marked(heat.numpy(), pixel)
+    return Part(picture, score, kind, heat.numpy(), short, regions)
 
 
 def roc(scores: Float[Tensor, " m"], anomalous: Bool[Tensor, " m"]) -> npt.NDArray[np.float64]:
