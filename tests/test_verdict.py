@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from firm.decision.regions import HALO, SHARE, hottest
+from firm.decision.regions import HALO, SHARE, hottest, start
 from firm.decision.verdict import Region, Shown, Verdict, marked, regions_of
 from firm.errors import ModelFileError, SettingError
 
@@ -105,6 +105,14 @@ def test_a_halo_is_left_out_and_a_faint_defect_far_away_is_not(monkeypatch):
     heat = torch.zeros(60, 60)
     heat[10:21, 10:21], heat[15, 15], heat[50:55, 50:56] = 2.0, 5.0, 2.0
     assert regions_of(heat, 1.0, 60, 60) == (Region((15, 15, 16, 16), 1, 5.0), Region((50, 50, 55, 56), 30, 2.0))
+
+
+def test_an_image_that_does_not_pass_has_a_region_at_its_hottest_place():
+    heat = torch.zeros(6, 8)
+    heat[1, 1:3], heat[4, 5] = torch.tensor([0.8, 0.9]), 0.5
+    assert start(heat.numpy(), 0.85) == 0.85
+    assert start(torch.zeros(2, 2).numpy(), 0.85) == 0.85
+    assert regions_of(heat, start(heat.numpy(), 1.0), 6, 8) == (Region((1, 1, 2, 3), 2, float(heat[1, 2])),)
 
 
 def test_a_ring_does_not_have_the_heat_of_what_it_surrounds():

@@ -23,6 +23,12 @@ def candidates(heat: Array, threshold: float) -> Array:
     return np.asarray(heat - zero > np.float32(SHARE) * (around - zero))
 
 
+def start(heat: Array, threshold: float) -> float:
+    """The heat above which regions of an image that does not PASS begin: it has one at least, at its hottest place."""
+    peak = heat.max()
+    return float(np.nextafter(peak, np.float32(-np.inf))) if 0 < peak <= threshold else threshold
+
+
 def hottest(heat: Array, reach: int) -> Array:
     """The maximum in the square of so many pixels to every side of each pixel."""
     for _ in range(2):

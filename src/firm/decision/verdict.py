@@ -35,7 +35,7 @@ class Shown:
 
     picture: UInt8[Any, "h w 3"]
     heat: Float[Tensor, "r c"] | None  # over the whole image, at any resolution; None without maps
-    pixel: float | None  # the threshold of regions
+    pixel: float | None  # the heat above which its regions begin
 
     @property
     def map(self) -> Float[Any, "h w"]:

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from firm.decision.regions import candidates
+from firm.decision.regions import candidates, start
 from firm.deploy.image_steps import (
     Array,
     ExportError,
@@ -89,12 +89,13 @@ class Runtime:
         picture = self.decode(source)
         scores, maps = self.run(self.resized(picture)[None])
         score, by = float(scores[0]), self.limits
+        kind = "PASS" if score <= by["review"] else "REVIEW" if score <= by["fail"] else "FAIL"
         regions: tuple[Region, ...] = ()
         if maps is not None and by["pixel"] is not None:
-            found = regions_of(maps[0], by["pixel"], *picture.shape[:2])
             least = by["pixel"] + self.card["slack"]["map"]  # less is above the threshold by rounding alone
+            least = least if kind == "PASS" else start(maps[0], least)
+            found = regions_of(maps[0], min(least, by["pixel"]), *picture.shape[:2])
             regions = tuple(region for region in found if region.peak > least)
-        kind = "PASS" if score <= by["review"] else "REVIEW" if score <= by["fail"] else "FAIL"
         return Verdict(name, score, kind, regions, by["model"], by["id"], by["review"], by["fail"]), (
             None if maps is None else maps[0]
         )

@@ -24,6 +24,7 @@ from firm.decision.calibration import (
     read_calibration,
     write_calibration,
 )
+from firm.decision.regions import start
 from firm.decision.verdict import Region, Shown, Verdict, figure_of, regions_of
 from firm.detector.fit import OnProgress, fit
 from firm.detector.model_folder import read_fitted, write_model
@@ -217,15 +218,16 @@ class Detector(Fitted):
         pixels, by = resize(to_tensor(picture), self.preprocessing.file_side), self.decides
         examination = self.model.examine(pixels)
         score, heat = float(examination.scores), examination.maps[0] if self.model.has_maps else None
-        regions: tuple[Region, ...] = ()
-        if heat is not None and by.pixel is not None:
-            regions = regions_of(heat, by.pixel, *picture.shape[:2])
+        regions, pixel = tuple[Region, ...](), by.pixel
+        if heat is not None and pixel is not None:
+            pixel = pixel if score <= by.review else start(heat.numpy(), pixel)
+            regions = regions_of(heat, pixel, *picture.shape[:2])
         name = name or (str(source) if isinstance(source, Path | str) else "image")
         verdict = Verdict(name, score, by.verdict(score), regions, self.id, by.id, by.review, by.fail)
         if channels == "rgb" and score > by.review and isinstance(source, np.ndarray):
             self._hint_at_bgr(picture, score)
         light = float(brightness(pixels, self.model.ignored))
-        return Examined(picture, heat, by.pixel, verdict, pixels, light, examination)
+        return Examined(picture, heat, pixel, verdict, pixels, light, examination)
 
     def _hint_at_bgr(self, picture: UInt8[Any, "h w 3"], score: float) -> None:
         """Warn once if the image looks far more like the good ones with its channels swapped."""

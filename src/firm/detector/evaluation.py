@@ -14,6 +14,7 @@ from torch import Tensor
 from firm.data.duplicates import copies_of_known, thumbnails
 from firm.data.folder import GOOD
 from firm.decision.calibration import FAIL, PASS, REVIEW, Calibration
+from firm.decision.regions import start
 from firm.decision.verdict import marked
 from firm.detector.detector import Detector
 from firm.errors import DataError
@@ -160,7 +161,8 @@ def ious(test: Labelled, by: Calibration | None, ignored: Bool[Tensor, "a b"] | 
     masks = truth.masks & free
     called = truth.known & masks.flatten(1).any(1) & (test.located.scores > by.review)
     for number in called.nonzero().flatten().tolist():
-        regions = torch.from_numpy(marked(maps[number].numpy(), by.pixel)) & free
+        heat = maps[number].numpy()
+        regions = torch.from_numpy(marked(heat, start(heat, by.pixel))) & free
         found[number] = float((regions & masks[number]).sum() / (regions | masks[number]).sum())
     return found
 

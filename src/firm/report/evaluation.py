@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from firm.decision.calibration import Calibration
+from firm.decision.regions import start
 from firm.decision.verdict import marked
 from firm.detector.evaluation import Labelled, ious
 from firm.errors import named
@@ -64,7 +65,7 @@ def write_evaluation(
     ):
         places = order[wrong[order]].tolist()
         if places:
-            parts = [_part(images[i], located.maps[i], scores[i], kinds[i], names[i], by.pixel) for i in places[:MOST]]
+            parts = [_part(images[i], located.maps[i], scores[i], kinds[i], names[i], by) for i in places[:MOST]]
             shown = "" if len(places) <= MOST else f", {MOST} of {len(places)}"
             draw_parts(parts, by.review, folder / file, title=f"{title}{shown}")
             written.append(folder / file)
@@ -80,15 +81,19 @@ def _write_table(path: Path, rows: list[str]) -> None:
 
 
 def _part(
-    image: UInt8[Tensor, "c h w"], heat: Float[Tensor, "r s"], score: float, kind: str, file: str, pixel: float | None
+    image: UInt8[Tensor, "c h w"], heat: Float[Tensor, "r s"], score: float, kind: str, file: str, by: Calibration
 ) -> Part:
     picture = resize(image[None].expand(-1, 3, -1, -1), SIDE)[0].permute(1, 2, 0).numpy()
     name = named(Path(file).name)
     short = name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}"  # names differ at their ends
     if not heat.numel():
         return Part(picture, score, kind, None, short)
-    regions = None if pixel is None else marked(heat.numpy(), pixel)
-    return Part(picture, score, kind, heat.numpy(), short, regions)
+    values, pixel = heat.numpy(), by.pixel
+    if pixel is None:
+        return Part(picture, score, kind, values, short)
+    return Part(
+        picture, score, kind, values, short, marked(values, pixel if score <= by.review else start(values, pixel))
+    )
 
 
 def roc(scores: Float[Tensor, " m"], anomalous: Bool[Tensor, " m"]) -> npt.NDArray[np.float64]:
