@@ -15,15 +15,17 @@ import pytest
 from PIL import Image
 
 from commands import run
-from firm.research import figures, pages
+from firm.recipes.presets import PAPER
+from firm.research import figures, pages, tables
 from firm.research.blocks import Block, Grid, as_csv, as_html, latex, markdown, parsed
 from firm.research.cell_text import paired_interval
-from firm.research.experiment import Record, record_path
+from firm.research.experiment import Record, read_record, record_path
 from firm.research.figures import draw_curves
 from firm.research.frozen_page import SCORES
 from firm.research.pages import page
+from firm.research.published import best_of
 from firm.research.runner import code_digest
-from firm.research.tables import SCALES, TABLES, experiment, plan, stored_runs
+from firm.research.tables import SCALES, TABLES, experiment, narrowed, plan, stored_runs
 from semantic_records import semantic_record, write_semantic_records
 from striped import write_striped_fashion_mnist
 
@@ -216,7 +218,37 @@ def test_a_page_names_its_scale_and_calls_only_the_papers_protocol_so():
         closest = bool(table.differences)
         assert ("closest to the paper" in texts["paper"].splitlines()[0]) == closest
         assert all(difference in texts["paper"] for difference in table.differences or ())
+        silent = table.protocol == "semantic" and table.differences is not None
+        assert all((gap in texts["paper"]) == silent for gap in pages.stored("tables")["silent"])
     assert {"mvtec", "mvtec-ablation", "mvtec-further"} <= {name for name in TABLES if TABLES[name].differences}
+
+
+def test_what_the_paper_does_not_say_is_listed_as_it_is_done():
+    views, batch, _ = pages.stored("tables")["silent"]
+    assert f"crops of {PAPER.views.crop[0]} to {PAPER.views.crop[1]:g} of the area" in views
+    assert f"jitter {PAPER.views.jitter.hue} and blur {PAPER.views.blur}," in views
+    assert f"enlarged by {PAPER.zoom} " in views
+    assert batch.startswith(f"a batch of {PAPER.training.batch} ")
+    assert f"warm-up takes {100 * PAPER.training.warmup:g} %" in batch
+
+
+def test_patches_have_their_best_probe_and_the_three_properties_beside_the_end(tmp_path):
+    asked = experiment(TABLES["patch-curve"], "mvtec:screw", "fast", "short", 0)
+    record = read_record(STORED, asked)
+    assert record is not None
+    record["diagnostics"] |= {"compactness": 0.11, "margin": 0.22, "outlier_spread": 0.33}
+    record["probes"] = [{"step": 1, "seconds": 1.0, "auroc": 0.5}, {"step": 2, "seconds": 2.0, "auroc": 0.9991}]
+    record_path(tmp_path, asked).write_text(json.dumps(record))
+    lines = [line.strip("| ").split(" | ") for line in written("patch-curve", folder=tmp_path).splitlines()]
+    (head,) = [line for line in lines if line[0] == "row" and "seeds" in line]
+    cells = {line[0].removesuffix(" †"): dict(zip(head, line, strict=True)) for line in lines if len(line) == len(head)}
+    assert cells["fast"]["best probe"] == "99.9"
+    assert cells["fast stride 8 + pixels"]["best probe"] == "-"  # probes score in the first way
+    assert [cells["fast"][name] for name in ("compactness", "margin", "outlier spread")] == ["0.11", "0.22", "0.33"]
+    assert "synthetic, image" not in head  # no image was kept back
+    best = best_of(record | {"probes": [{"step": 1, "auroc": 0.1}]}, "")
+    assert best == record["final"][""]["overall"]["auroc"]["value"]  # the end is a probe, too
+    assert best_of(record | {"probes": []}, "") is None
 
 
 def test_a_page_is_written_in_four_formats():
@@ -343,7 +375,7 @@ def sandals(tmp_path, monkeypatch):
 
 
 def listed(out: str) -> dict[str, list[int]]:
-    """Table -> runs done, missing, without data; figures have none."""
+    """Table or figure -> runs done, missing, without data; those that need no runs are left out."""
     lines = [line.split() for line in out.splitlines()[1:]]
     return {words[0]: list(map(int, words[1:4])) for words in lines if words[1].isdigit()}
 
@@ -351,8 +383,10 @@ def listed(out: str) -> dict[str, list[int]]:
 def test_every_table_is_listed_with_what_is_done_missing_and_without_data(sandals):
     code, out, _ = run("bench")
     assert code == 0
-    assert list(listed(out)) == list(TABLES)
-    assert listed(out)["objectives"] == [0, 10 * 12, 32 * 12]
+    of_runs = [name for name, figure in figures.FIGURES.items() if figure.tables]
+    assert list(listed(out)) == [*TABLES, *of_runs]
+    assert all(name in out for name in figures.FIGURES)
+    assert listed(out)["objectives"] == listed(out)["learning-curves"] == [0, 10 * 12, 32 * 12]
     assert listed(out)["few"][:2] == [0, 6]  # drawn parts need no files
     code, out, _ = run("bench", "list", "--seeds", 1, "--scale", "short", "--results", ROOT / STORED)
     asked = plan(TABLES["objectives"], "short", [0])
@@ -407,7 +441,7 @@ def test_figures_are_listed_run_and_reported_like_tables(sandals, monkeypatch):
     calls = []
 
     class Dot:
-        title, why, needs = "A dot", "It shows a dot.", "ink"
+        title, why, needs, tables = "A dot", "It shows a dot.", "ink", ()
 
         def draw(self, out, *, scale, seeds, folder, listener):
             calls.append((scale, seeds, folder))
@@ -416,7 +450,7 @@ def test_figures_are_listed_run_and_reported_like_tables(sandals, monkeypatch):
             return [out / "dot.png", out / "dot.md"]
 
     monkeypatch.setattr(figures, "FIGURES", {"dot": Dot()}, raising=False)
-    assert "A dot (needs ink)" in run("bench", "list").out
+    assert "figure: A dot" in run("bench", "list").out
     code, _, err = run("bench", "report", "dot", "--seeds", 1, "--out", "all")
     assert code == 0, err
     assert "![A dot](dot.png)" in Path("all/report.md").read_text(encoding="utf-8")
@@ -425,6 +459,18 @@ def test_figures_are_listed_run_and_reported_like_tables(sandals, monkeypatch):
     assert run("bench", "run", "dot", "mvtec-further", "--class=bottle").code == 0  # a category that is not there
     assert Path("figures/dot.png").is_file()
     assert TABLES["mvtec-further"].title in Path("figures/report.md").read_text(encoding="utf-8")
+
+
+def test_a_figure_of_runs_is_planned_and_run_with_its_tables(sandals, monkeypatch):
+    code, out, err = run("bench", "plan", "learning-curves", "positive-sets", "--seeds", 1)
+    assert code == 0, err
+    assert f"objectives: {len(plan(TABLES['objectives'], 'smoke', [0]))} runs, 0 of them shared" in out
+    one = {"objectives": narrowed(TABLES["objectives"], ["sandal"], {"encoder.width": 8, "training.batch": 16}, ["untrained"])}
+    monkeypatch.setattr(tables, "TABLES", one)
+    code, out, err = run("bench", "run", "learning-curves", "--seeds", 1)
+    assert code == 0, err
+    assert len(list((sandals / "results/runs").iterdir())) == 1
+    assert "## Learning curves" in Path("figures/report.md").read_text(encoding="utf-8")
 
 
 def test_the_legend_explains_every_protocol():
@@ -464,9 +510,12 @@ def test_means_on_frozen_features_pair_seeds_and_classes(tmp_path):
         record_path(tmp_path, mine).write_text(json.dumps(record))
     text = block(written("semantic-frozen", seeds=[0, 1], folder=tmp_path), "cifar10")
     lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    cells = {line[0]: line for line in lines if len(line) > 9}
-    assert cells["firm"][1:4] == ["2", "2", "93.0"]
-    assert cells["supcon"][1:4] == ["1", "2", "82.0"]
+    cells = {line[0]: line for line in lines if len(line) > 12}
+    assert cells["firm"][1:4] == ["2", "2", "93.0 ± 0.0"]
+    assert cells["supcon"][1:4] == ["1", "2", "82.0 ± 2.8"]
     assert cells["supcon"][-1].startswith("+9.0 [")  # 10 and 8 on cat, not the difference of the means
     assert cells["frozen"][-1].startswith("+5.5 [")  # its one run against both seeds
-    assert cells["firm"][-2:] == ["150", "-"]
+    assert cells["firm"][-5:] == ["0.50", "0.40", "1.00", "150", "-"]
+    assert cells["frozen"][-5:-2] == ["-", "-", "-"]  # nothing was trained
+    (of_class,) = [line for line in lines if line[0] == "firm" and "[" in line[1]]
+    assert of_class[1] == "91.0 ± 1.4 [0.0, 100.0]"

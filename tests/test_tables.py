@@ -88,6 +88,26 @@ def test_floors_stand_in_every_semantic_table_and_train_nothing():
             assert experiment(table, table.data[0], row, scale, 0).recipe.training.epochs == 0
 
 
+def test_every_table_that_compares_auroc_has_floors_on_the_same_test_images():
+    """Pixels by cosine and L2 beside every training on patches, and the encoder or the features without training."""
+    shared = {data: experiment(TABLES["patches"], data, "pixels", "short", 0).key for data in TABLES["patches"].data}
+    for name, table in TABLES.items():
+        if table.protocol != "patches":
+            continue
+        floors = {row for row, how in table.rows.items() if how.floor}
+        plain = [row for row in floors if row in ("pixels", "pixels, cosine")]
+        assert len(plain) == 1, name
+        assert "pixels, L2" in floors, name
+        assert floors | set(table.rows) & {"unadapted"} > {*plain, "pixels, L2"}, name
+        for data in table.data:
+            by_l2, by_cosine = (experiment(table, data, row, "short", 0) for row in ("pixels, L2", *plain))
+            assert change(by_l2.recipe, {"memory.metric": "cosine"}) == by_cosine.recipe
+            assert by_l2.recipe.memory.metric == "l2"
+    for name in ("patch-scoring", "patch-curve", "pretrained", "sia", "sia-patches"):  # where they cost nothing
+        for data in TABLES[name].data:
+            assert experiment(TABLES[name], data, "pixels", "short", 0).key == shared[data]
+
+
 def test_exposure_is_measured_only_where_its_pool_fits():
     table = TABLES["semantic"]
     assert "firm + OE (300K)" in rows_on(table, "cifar10:bird", "short")
