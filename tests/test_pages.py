@@ -277,6 +277,12 @@ def test_files_that_are_not_the_published_ones_are_named(tmp_path):
     for count, named in ((5000, False), (12, True)):
         record_path(tmp_path, asked).write_text(json.dumps(record | {"good_images": count}))
         assert ("cifar10:bird has 12 good images, not 5000" in written("objectives", folder=tmp_path)) == named
+    asked = experiment(TABLES["semantic-frozen"], "cifar10:bird", "firm", "short", 0)
+    same = {score: {"value": 0.5, "low": 0.0, "high": 1.0} for score in SCORES}
+    further = {"final": {asked.recipe.features: same}, "held_out": {}, "cpu_seconds": {}}
+    further["cpu_seconds"] = dict.fromkeys(("embedding", "training", "test"), 1.0)
+    record_path(tmp_path, asked).write_text(json.dumps(semantic_record(asked) | further | {"good_images": 12}))
+    assert "cifar10:bird has 12 good images, not 5000" in written("semantic-frozen", folder=tmp_path)
 
 
 def test_rows_measured_on_different_images_are_named(tmp_path):
@@ -465,7 +471,11 @@ def test_a_figure_of_runs_is_planned_and_run_with_its_tables(sandals, monkeypatc
     code, out, err = run("bench", "plan", "learning-curves", "positive-sets", "--seeds", 1)
     assert code == 0, err
     assert f"objectives: {len(plan(TABLES['objectives'], 'smoke', [0]))} runs, 0 of them shared" in out
-    one = {"objectives": narrowed(TABLES["objectives"], ["sandal"], {"encoder.width": 8, "training.batch": 16}, ["untrained"])}
+    one = {
+        "objectives": narrowed(
+            TABLES["objectives"], ["sandal"], {"encoder.width": 8, "training.batch": 16}, ["untrained"]
+        )
+    }
     monkeypatch.setattr(tables, "TABLES", one)
     code, out, err = run("bench", "run", "learning-curves", "--seeds", 1)
     assert code == 0, err

@@ -111,7 +111,9 @@ def _warnings(products: Sequence[Mapping[str, Runs]]) -> list[str]:
 def _partial(run: Record) -> str:
     """What a run on crafted or incomplete files of a published set had; empty for the published ones."""
     data, count, wanted = run["experiment"]["data"], run.get("good_images"), good_images(run["experiment"]["data"])
-    whole = run["experiment"]["protocol"] in ("semantic", "patches") and not run["experiment"].get("keep_back")
+    asked = run["experiment"]
+    reduced = asked["protocol"] == "frozen" and "test_images" in asked  # learns from few images, too
+    whole = asked["protocol"] in ("semantic", "patches", "frozen") and not reduced and not asked.get("keep_back")
     return f"{data} has {count} good images, not {wanted}" if whole and wanted not in (0, count) else ""
 
 
