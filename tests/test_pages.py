@@ -328,6 +328,25 @@ def test_the_pixel_baseline_is_that_of_the_same_illumination(table, row, variant
     assert over[f"{row} {variant}"] == pytest.approx(expected, abs=0.051)
 
 
+def test_pixels_under_other_preprocessing_are_a_floor_and_not_that_baseline(tmp_path):
+    """Beside pretrained features plain pixels have their own illumination; the line of settings is not theirs."""
+    table = TABLES["sia"]
+    donor, plain = (experiment(table, "drawn:plate", row, "short", 0) for row in ("firm, donor", "pixels"))
+    pixels, like = (
+        read_record(STORED, each)
+        for each in (plain, experiment(TABLES["pretrained"], "drawn:plate", "firm", "short", 0))
+    )
+    assert pixels is not None
+    assert like is not None
+    record_path(tmp_path, plain).write_text(json.dumps(pixels))
+    record_path(tmp_path, donor).write_text(json.dumps(like | {"experiment": donor.content}))
+    assert pixels["recipe"]["conditioning"] != like["recipe"]["conditioning"]
+    text = block(written("sia", seeds=[0], folder=tmp_path), "drawn:plate")
+    assert "patches of 8 px" in text.split("|")[0]
+    assert row_of(written("sia", seeds=[0], folder=tmp_path), "drawn:plate", "pixels")
+    assert "under the same preprocessing" not in text
+
+
 def test_rows_are_compared_with_firm_of_their_own_sort_and_untrained_ones_with_every_seed():
     text, runs = written("wavelets"), stored_runs(TABLES["wavelets"], "short", SEEDS, STORED)["drawn:plate"]
     less = differences(text, "drawn:plate", "FIRM minus each row")

@@ -138,7 +138,7 @@ def _product(rows: dict[str, Runs], runs: Runs) -> list[Block]:
     less, over = firm_minus(rows, _image), _over_pixels(rows)
     floor = next(iter(runs[0]["final"].values()))["trivial"]
     return [
-        _patch_settings((rows.get("firm") or runs)[0]),
+        _patch_settings((rows.get("firm") or [run for run in runs if run["steps"]] or runs)[0]),
         Grid([head[at] for at in told], [[line[at] for at in told] for line in lines]),
         *_kinds(shown),
         f"FIRM minus each row seed by seed, image AUROC ({FITTED} where it is adapted): {less}" if less else "",
@@ -206,7 +206,8 @@ def _over_pixels(rows: dict[str, Runs]) -> str:
     for row, runs in rows.items():
         name, _, how = row.partition(", ")
         plain = rows.get(f"pixels, {how}") or rows.get("pixels", [])
-        for way in runs[0]["final"] if runs and plain and name == "firm" else ():
+        alike = bool(runs and plain) and runs[0]["recipe"]["conditioning"] == plain[0]["recipe"]["conditioning"]
+        for way in runs[0]["final"] if alike and name == "firm" else ():
             over[f"{row} {way}".strip()] = [_auroc(run["final"][way]) - _image(plain[0]) for run in runs]
     return differences_text(over)
 
