@@ -41,7 +41,8 @@ at most {test} defective ones are tested. All columns are of the same detector a
 - `threshold`: all heat above the threshold of regions, as firm marked them before.
 - `regions`: what firm marks: hysteresis around peaks, without the halo, and the hottest place of an image that has no
   heat above the threshold. The two constants were settled on drawn plates and weaves of another seed (101), so the rows
-  of drawn products flatter them.
+  of drawn products flatter them. The idea of the hottest place came from looking at test images of kolektor, where many
+  images that do not PASS have no heat above the threshold, so kolektor is not a blind test of it.
 - `best cut`: the share of the map's peak that fits the mask best, chosen for each image by its mask. No rule that cuts
   a map at one height for all of an image does better.
 - `foreground`: all of the object (of the image where no object is found). `centre`: a box of half the height and width.
