@@ -18,6 +18,7 @@ import torch
 
 from firm.data.folder import SIDE, Reading, list_folder, load_folder, refuse_others
 from firm.errors import DataError
+from firm.images.preprocess import Size, height_and_width
 from firm.types import Depth, OneClass, Split, Statistics
 
 
@@ -67,7 +68,7 @@ def load(
     name: str,
     root: Path | None = None,
     *,
-    side: int | None = None,
+    side: Size | None = None,
     depth: Depth | None = None,
     strict: bool = False,
     max_images: int = 0,
@@ -87,7 +88,7 @@ def load(
     size, read = facts.size, _function(facts.read)
     if facts.side:
         side = side or facts.side
-        size = min(size, side)
+        size = min(size, *height_and_width(side))
         images = read(dataset, chosen, places, Reading(side, depth, strict, max_images, with_test))
     else:
         images = _one_against_all(list(facts.classes).index(chosen), *read(places))

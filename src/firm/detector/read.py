@@ -24,7 +24,7 @@ from firm.errors import DataError, SettingError
 from firm.images.arrays import images_in
 from firm.images.decode import decode, depth_of
 from firm.images.ignore_mask import read_ignored
-from firm.images.preprocess import fingerprint, resize, to_tensor
+from firm.images.preprocess import Size, fingerprint, resize, to_tensor
 from firm.networks.backbone import Backbone
 from firm.recipes import presets
 from firm.recipes.recipe import Recipe, change, sparse
@@ -124,7 +124,7 @@ def default_recipe(images: Images) -> Recipe:
 def as_data(good: UInt8[Tensor, "n c h w"], ignored: Bool[Tensor, "a b"] | None = None) -> OneClass:
     """Bare good images as a data set without test images."""
     check_images(good)
-    size = min(SIZE, good.shape[-1])
+    size = min(SIZE, *good.shape[-2:])
     return OneClass("images", good, good[:0], torch.zeros(0, dtype=torch.bool), size, ignored=ignored)
 
 
@@ -135,7 +135,7 @@ def _files(images: Images) -> list[Path]:
     return []
 
 
-def _resized(images: Any, side: int, depth: Depth | None) -> OneClass:
+def _resized(images: Any, side: Size, depth: Depth | None) -> OneClass:
     """Good images in memory, of any size and layout, as if they were read from files."""
     if not (arrays := images_in(images)):
         raise DataError("there are no good images in the list; give at least 2, better 50 or more")

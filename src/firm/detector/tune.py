@@ -106,7 +106,7 @@ def choose(
     if not recipe.automatic or (backbone is not None and not recipe.patchwise):
         return Tuned(recipe)
     size = recipe.size or data.size
-    images = resize(data.train, size) if data.train.shape[-1] > size else data.train
+    images = data.train if recipe.shape or data.train.shape[-1] <= size else resize(data.train, size)
     rule = rule_for(data.name, images) if "foreground" in recipe.automatic else recipe.conditioning.foreground
     texture = rule.method == "ones"
     listener.detail(f"foreground: {rule}, so it is treated as {'a texture' if texture else 'an object'}")

@@ -19,29 +19,39 @@ from firm.types import FULL_DEPTH, Depth, Statistics
 
 BRIGHTNESS_SIDE = 64  # px at which brightness is measured, and images per batch
 
+Size = int | tuple[int, int]  # the side of a square, or height and width
+
 
 def to_tensor(image: npt.NDArray[np.uint8]) -> UInt8[Tensor, "1 3 h w"]:
     """A decoded image as a batch of one."""
     return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))[None]
 
 
-def resize(images: UInt8[Tensor, "n c h w"], side: int) -> UInt8[Tensor, "n c side side"]:
-    """Resize to a square of `side`, bilinear and antialiased; images of that size are returned unchanged."""
-    if images.shape[-2:] == (side, side):
+def height_and_width(size: Size) -> tuple[int, int]:
+    """The two sides of a size."""
+    return (size, size) if isinstance(size, int) else size
+
+
+def resize(images: UInt8[Tensor, "n c h w"], size: Size) -> UInt8[Tensor, "n c a b"]:
+    """Resize, bilinear and antialiased; images of that size are returned unchanged."""
+    if images.shape[-2:] == (sides := height_and_width(size)):
         return images
-    resized = images.new_empty(*images.shape[:2], side, side)
+    resized = images.new_empty(*images.shape[:2], *sides)
     for run in _runs(images):
-        resized[run] = _resample(images[run].float(), side).round().clamp(0, 255).to(torch.uint8)
+        resized[run] = _resample(images[run].float(), sides).round().clamp(0, 255).to(torch.uint8)
     return resized
 
 
-def resize_mask(mask: Bool[np.ndarray, "h w"], side: int) -> Bool[Tensor, "side side"]:
+def resize_mask(mask: Bool[np.ndarray, "h w"], size: Size) -> Bool[Tensor, "a b"]:
     """Nearest-neighbour resize; a mark that would vanish is max-pooled instead."""
-    rows, columns = ((2 * np.arange(side) + 1) * length // (2 * side) for length in mask.shape)
+    sides = height_and_width(size)
+    rows, columns = (
+        (2 * np.arange(side) + 1) * length // (2 * side) for side, length in zip(sides, mask.shape, strict=True)
+    )
     nearest = mask[np.ix_(rows, columns)]
     if nearest.any() or not mask.any():
         return torch.from_numpy(nearest)
-    return F.adaptive_max_pool2d(torch.from_numpy(mask)[None].float(), side)[0] > 0
+    return F.adaptive_max_pool2d(torch.from_numpy(mask)[None].float(), sides)[0] > 0
 
 
 def _runs(images: Tensor) -> list[slice]:
@@ -50,8 +60,8 @@ def _runs(images: Tensor) -> list[slice]:
     return [slice(start, start + step) for start in range(0, len(images), step)]
 
 
-def _resample(images: Float[Tensor, "n c h w"], side: int) -> Float[Tensor, "n c side side"]:
-    return F.interpolate(images, size=(side, side), mode="bilinear", antialias=True, align_corners=False)
+def _resample(images: Float[Tensor, "n c h w"], sides: tuple[int, int]) -> Float[Tensor, "n c a b"]:
+    return F.interpolate(images, size=sides, mode="bilinear", antialias=True, align_corners=False)
 
 
 UNCHANGED = Statistics((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -66,13 +76,20 @@ class Preprocessing:
     statistics: Statistics = UNCHANGED
     side: int = 0  # at which files are read; 0: as large as the view needs
     depth: Depth = FULL_DEPTH  # of files of more than 8 bits
+    shape: tuple[int, ...] = ()  # height and width of rectangular images; `size` is then the shorter of them
 
     @property
-    def file_side(self) -> int:
-        """The side to which image files are resized first."""
-        return self.side or int(self.zoom * self.size)
+    def frame(self) -> tuple[int, int]:
+        """Height and width of the images that are encoded."""
+        return (self.shape[0], self.shape[1]) if self.shape else (self.size, self.size)
+
+    @property
+    def file_side(self) -> Size:
+        """The size to which image files are resized first."""
+        return self.frame if self.shape else self.side or int(self.zoom * self.size)
 
     def __post_init__(self) -> None:
+        check_shape(self.shape)
         if self.size < 1:
             raise SettingError(f"size {self.size} holds no pixel; use size >= 1")
         if not self.zoom >= 1:
@@ -85,9 +102,10 @@ class Preprocessing:
     def from_card(cls, card: dict[str, Any]) -> Preprocessing:
         """Read it from a detector's card."""
         statistics = Statistics(*(tuple(card["statistics"][name]) for name in ("mean", "std")))
-        return cls(card["size"], card["zoom"], statistics, card["side"], Depth(**card.get("depth", {})))
+        read = (card["size"], card["zoom"], statistics, card["side"], Depth(**card.get("depth", {})))
+        return cls(*read, tuple(card.get("shape", ())))
 
-    def read(self, source: Source) -> UInt8[Tensor, "1 3 side side"]:
+    def read(self, source: Source) -> UInt8[Tensor, "1 3 h w"]:
         """Read a file, an upload, an array or a Pillow image like the training images."""
         return resize(to_tensor(decode(source, self.depth)), self.file_side)
 
@@ -95,7 +113,7 @@ class Preprocessing:
         """The one deterministic view: enlarge by `zoom`, crop the centre, normalise."""
         side, pixels = int(self.zoom * self.size), images.float()
         if images.shape[-2:] != (side, side):
-            pixels = _resample(pixels, side)
+            pixels = _resample(pixels, (side, side))
         start = (side - self.size) // 2
         return self.normalise(pixels[..., start : start + self.size, start : start + self.size] / 255)
 
@@ -103,6 +121,12 @@ class Preprocessing:
         """Scale pixels in 0..1 to zero mean and unit deviation per channel; grey becomes three channels."""
         mean, std = (images.new_tensor(values)[:, None, None] for values in (self.statistics.mean, self.statistics.std))
         return (images.expand(-1, 3, -1, -1) - mean) / std
+
+
+def check_shape(shape: tuple[int, ...]) -> None:
+    """Refuse what is not the height and width of images."""
+    if shape and (len(shape) != 2 or min(shape) < 1):
+        raise SettingError(f"shape is {list(shape)}; give height and width in pixels, or [] for a square of `size`")
 
 
 def inlier_statistics(images: UInt8[Tensor, "n c h w"]) -> Statistics:

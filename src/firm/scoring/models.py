@@ -326,12 +326,14 @@ class PatchModel(nn.Module, Model):
         return torch.cat([torch.empty(0), *parts])
 
     def locate(self, images: Images, on_chunk: OnChunk | None = None) -> Located:
-        scores, maps, side = [], [], self.preprocessing.size
+        scores, maps = [], []
         for chunk in _chunks(images, on_chunk):
             examination = self.examine(chunk)
             scores.append(examination.scores)
             maps.append(examination.maps)
-        return Located(torch.cat([torch.empty(0), *scores]), torch.cat([torch.empty(0, side, side), *maps]))
+        return Located(
+            torch.cat([torch.empty(0), *scores]), torch.cat([torch.empty(0, *self.preprocessing.frame), *maps])
+        )
 
     def examine(self, images: Images) -> Examination:
         aligned = self.align(images)
@@ -340,7 +342,7 @@ class PatchModel(nn.Module, Model):
 
     def align(self, images: Images) -> Conditioned:
         """The images as the features are computed of them."""
-        return self.conditioning(resize(images, self.preprocessing.size), self.ignored).completed(self.typical)
+        return self.conditioning(resize(images, self.preprocessing.frame), self.ignored).completed(self.typical)
 
     def score_aligned(self, aligned: Conditioned, on_chunk: OnChunk | None = None) -> Scores:
         """The scores of images that are aligned already."""
@@ -364,7 +366,7 @@ class PatchModel(nn.Module, Model):
         return self.extractor.describe()
 
     def pictures(self, images: Images, aligned: Conditioned | None) -> UInt8[Tensor, "_ c _ _"]:
-        resized = resize(images, self.preprocessing.size)
+        resized = resize(images, self.preprocessing.frame)
         return (resized if aligned is None else aligned.moved_alike(resized)).cpu()
 
     def baseline(self, memory: Memory, aligned: Conditioned | None, parts: Parts, *, seed: int) -> PatchModel | None:

@@ -208,17 +208,17 @@ def _at_stride(
     return F.interpolate(smooth, size=size, mode="bilinear", align_corners=False)
 
 
-def check_cells(settings: Pretrained, grid: Grid, side: int) -> None:
+def check_cells(settings: Pretrained, grid: Grid, frame: tuple[int, int]) -> None:
     """Refuse cells to which the stages of a backbone cannot be resampled."""
     if grid.size != grid.stride or grid.stride & (grid.stride - 1) or grid.stride > COARSEST:
         raise SettingError(
             f"features of {settings.name} describe square cells side by side; set tiling.size and tiling.stride to "
             f"one of 4, 8, 16, 32, not {grid.size} and {grid.stride}"
         )
-    if side % grid.stride or side <= settings.margin + COARSEST:
+    if any(side % grid.stride or side <= settings.margin + COARSEST for side in frame):
         raise SettingError(
-            f"images of {side} px do not fall into cells of {grid.stride} px for {settings.name}; set size to a "
-            f"multiple of it above {settings.margin + COARSEST}"
+            f"images of {frame[1]} x {frame[0]} px do not fall into cells of {grid.stride} px for {settings.name}; "
+            f"set size or shape to a multiple of it above {settings.margin + COARSEST}"
         )
 
 
