@@ -50,6 +50,8 @@ def fit(
     depth: opt.Bits = None,
     strict: opt.Strict = False,
     ignore: opt.Ignore = None,
+    crop: opt.Crop = None,
+    smallest_defect: opt.SmallestDefect = None,
     keep_suspects: opt.KeepSuspects = False,
     memory: opt.Gigabytes = MEMORY,
     force: opt.Force = False,
@@ -77,6 +79,8 @@ def fit(
         checkpoint_seconds=checkpoint_seconds,
         calibration=calibration,
         group_by=group_by,
+        crop=crop,
+        smallest_defect=smallest_defect,
     )
     if per_folder:
         raise Exit(_fit_each(data, out, recipe, options, force=force, as_json=as_json))

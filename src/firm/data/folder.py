@@ -19,8 +19,9 @@ from jaxtyping import Bool, UInt8
 from torch import Tensor
 
 from firm.errors import DataError, ImageError, SettingError, named
+from firm.images.crop import Crop, Window, like_window
 from firm.images.decode import SUFFIXES, decode, decode_mask, depth_of, turn_like
-from firm.images.preprocess import Size, height_and_width, resize, resize_mask, to_tensor
+from firm.images.resize import Size, height_and_width, resize, resize_mask, to_tensor
 from firm.runtime.files import check_writable
 from firm.runtime.random import stream
 from firm.types import FULL_DEPTH, Depth, OneClass, Truth
@@ -73,6 +74,7 @@ class Reading:
     strict: bool = False  # raise at the first file that cannot be used, instead of skipping it
     max_images: int = 0  # training files that are opened, sampled uniformly; 0: all
     with_test: bool = True
+    crop: Crop = field(default_factory=Crop)
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class Images:
     pixels: UInt8[Tensor, "n 3 h w"]
     files: list[Path]
     shapes: list[tuple[int, int]]  # height and width before resizing
+    windows: list[Window]  # what of them was read
     skipped: Skipped
 
 
@@ -134,20 +137,22 @@ def sample_files(files: list[Path], count: int) -> list[Path]:
     return [files[place] for place in chosen.sort().values.tolist()]
 
 
-def read_test(folder: Path, side: Size = SIDE, *, depth: Depth = FULL_DEPTH, strict: bool = False) -> Tested:
+def read_test(
+    folder: Path, side: Size = SIDE, *, depth: Depth = FULL_DEPTH, strict: bool = False, crop: Crop | None = None
+) -> Tested:
     """The test images: test/<kind> where there is a test/, else good/ and bad/."""
     kinds = folders_in(folder / "test") or {name: folder / name for name in (GOOD, "bad") if (folder / name).is_dir()}
-    test = _read_labelled(_list_kinds(folder, kinds), Reading(side, depth, strict))
+    test = _read_labelled(_list_kinds(folder, kinds), Reading(side, depth, strict, crop=crop or Crop()))
     if not test.anomalous.any() or test.anomalous.all():
         raise DataError(f"{named(folder)} has no test images of both kinds; lay them out as test/good, test/<defect>")
     return test
 
 
 def read_files(
-    paths: list[Path], side: Size = SIDE, *, depth: Depth = FULL_DEPTH, strict: bool = False
+    paths: list[Path], side: Size = SIDE, *, depth: Depth = FULL_DEPTH, strict: bool = False, crop: Crop | None = None
 ) -> tuple[UInt8[Tensor, "n 3 h w"], list[Path], Skipped]:
     """The pixels of files and of all files in folders, those that could be read, and those that could not."""
-    images = _decode_files(find_files(paths), Reading(side, depth, strict))
+    images = _decode_files(find_files(paths), Reading(side, depth, strict, crop=crop or Crop()))
     return images.pixels, images.files, images.skipped
 
 
@@ -273,7 +278,7 @@ def _list_kinds(folder: Path, kinds: dict[str, Path], good: Path | None = None) 
 def _decode_files(paths: Sequence[Path], reading: Reading) -> Images:
     """File by file, each resized at once: the full-size pixels of two are never in memory together."""
     pixels = torch.empty(len(paths), 3, *height_and_width(reading.side), dtype=torch.uint8)
-    files, shapes, skipped = list[Path](), list[tuple[int, int]](), Skipped()
+    files, shapes, windows, skipped = list[Path](), list[tuple[int, int]](), list[Window](), Skipped()
     for file in paths:
         try:
             image = decode(file, reading.depth or FULL_DEPTH)
@@ -282,10 +287,11 @@ def _decode_files(paths: Sequence[Path], reading: Reading) -> Images:
                 raise
             skipped.append((file, str(error)))
             continue
-        pixels[len(files)] = resize(to_tensor(image), reading.side)[0]
+        windows.append(reading.crop.window(image))
+        pixels[len(files)] = resize(to_tensor(image[windows[-1]]), reading.side)[0]
         files.append(file)
         shapes.append((image.shape[0], image.shape[1]))
-    return Images(pixels[: len(files)], files, shapes, skipped)
+    return Images(pixels[: len(files)], files, shapes, windows, skipped)
 
 
 def _read_labelled(listing: Listing, reading: Reading) -> Tested:
@@ -300,7 +306,8 @@ def _read_labelled(listing: Listing, reading: Reading) -> Tested:
         if anomalous[number]:
             mask = _read_mask(labelled, images.shapes[number], problems, strict=reading.strict)
             if mask is not None:
-                masks[number], known[number] = resize_mask(mask, reading.side), True
+                of_image = like_window(mask, images.windows[number], images.shapes[number])
+                masks[number], known[number] = resize_mask(of_image, reading.side), True
     for problem, examples in problems.items():
         if examples:
             consequence = MASK_PROBLEMS[problem]

@@ -18,7 +18,8 @@ import torch
 
 from firm.data.folder import SIDE, Reading, list_folder, load_folder, refuse_others
 from firm.errors import DataError
-from firm.images.preprocess import Size, height_and_width
+from firm.images.crop import Crop
+from firm.images.resize import Size, height_and_width
 from firm.types import Depth, OneClass, Split, Statistics
 
 
@@ -73,6 +74,7 @@ def load(
     strict: bool = False,
     max_images: int = 0,
     with_test: bool = True,
+    crop: Crop | None = None,
 ) -> OneClass:
     """The images of "dataset:class", a class by name or number, or of a folder, also one in FIRM_DATA by its name.
 
@@ -81,7 +83,7 @@ def load(
     """
     folder = folder_named(name, root)
     if folder is not None:
-        images = load_folder(folder, Reading(side or SIDE, depth, strict, max_images, with_test))
+        images = load_folder(folder, Reading(side or SIDE, depth, strict, max_images, with_test, crop or Crop()))
         return images if folder == Path(name).expanduser() else replace(images, name=name)
     dataset, chosen = _parse(name)
     facts, places = DATASETS[dataset], _places(dataset, root)
@@ -89,7 +91,7 @@ def load(
     if facts.side:
         side = side or facts.side
         size = min(size, *height_and_width(side))
-        images = read(dataset, chosen, places, Reading(side, depth, strict, max_images, with_test))
+        images = read(dataset, chosen, places, Reading(side, depth, strict, max_images, with_test, crop or Crop()))
     else:
         images = _one_against_all(list(facts.classes).index(chosen), *read(places))
     return replace(images, name=f"{dataset}:{chosen}", size=size, statistics=facts.statistics)

@@ -32,6 +32,7 @@ from firm.detector.read import Good, Images, Options, check_images, read_good
 from firm.detector.remember import Fitted, measure
 from firm.errors import DataError, ModelFileError, SettingError, named
 from firm.images.arrays import images_in, in_rgb, is_batch
+from firm.images.crop import Window, placed
 from firm.images.decode import Source, decode
 from firm.images.preprocess import Preprocessing, brightness, resize, to_tensor
 from firm.recipes.recipe import Recipe, to_json
@@ -57,6 +58,7 @@ class Examined:
     light: float  # mean grey level, 0 to 1
     heat: Float[Tensor, "r c"] | None  # None without maps
     examination: Examination
+    window: Window = (slice(None), slice(None))  # the part of the picture that the model reads
 
     def plot(self) -> "Figure":
         """The image with its regions, and its heat map, as a matplotlib figure."""
@@ -109,6 +111,8 @@ class Detector(Fitted):
         checkpoint_seconds: float = 30.0,
         calibration: str | None = None,
         group_by: str | None = None,
+        crop: str | None = None,
+        smallest_defect: float | None = None,
         listener: Listener = SILENT,
         on_progress: OnProgress | None = None,
     ) -> Self:
@@ -136,6 +140,8 @@ class Detector(Fitted):
                 have not seen (rates are estimated); "split": from held-out images (rates are guaranteed). By default
                 folds with frozen features, else a split.
             group_by: a regular expression on the path of each image that names its part, in place of `parts`.
+            crop: the part of each image that is read: "auto" follows the object, "x,y,w,h" is in pixels.
+            smallest_defect: the extent in pixels of the smallest defect to find; decides the working size.
             listener: receives messages, warnings and progress.
             on_progress: called after every training step.
         """
@@ -143,7 +149,7 @@ class Detector(Fitted):
             seed=seed, device=device, folder=folder, holdout=holdout, false_calls=false_calls, fail=fail,
             minutes=minutes, memory=memory, depth=depth, strict=strict, ignored=ignored, parts=parts,
             keep_suspects=keep_suspects, checkpoint_seconds=checkpoint_seconds, calibration=calibration,
-            group_by=group_by,
+            group_by=group_by, crop=crop, smallest_defect=smallest_defect,
         )  # fmt: skip
         return cls.learn(read_good(in_rgb(good, channels), recipe, options, listener), listener, on_progress)
 
@@ -215,9 +221,12 @@ class Detector(Fitted):
         if is_batch(source):
             raise SettingError("these are several images; give them to inspect, or each alone to examine")
         picture = decode(images_in(source, channels)[0], self.preprocessing.depth)
-        pixels, by = resize(to_tensor(picture), self.preprocessing.file_side), self.decides
+        window = self.preprocessing.crop.window(picture)
+        pixels, by = resize(to_tensor(picture[window]), self.preprocessing.file_side), self.decides
         examination = self.model.examine(pixels)
         score, heat = float(examination.scores), examination.maps[0] if self.model.has_maps else None
+        if heat is not None and not self.preprocessing.crop.whole:
+            heat = torch.from_numpy(placed(heat.numpy(), window, picture))
         regions: tuple[Region, ...] = ()
         if heat is not None and by.pixel is not None:
             regions = regions_of(heat, by.pixel, *picture.shape[:2])
@@ -226,7 +235,7 @@ class Detector(Fitted):
         if channels == "rgb" and score > by.review and isinstance(source, np.ndarray):
             self._hint_at_bgr(picture, score)
         light = float(brightness(pixels, self.model.ignored))
-        return Examined(verdict, picture, pixels, light, heat, examination)
+        return Examined(verdict, picture, pixels, light, heat, examination, window)
 
     def _hint_at_bgr(self, picture: UInt8[Any, "h w 3"], score: float) -> None:
         """Warn once if the image looks far more like the good ones with its channels swapped."""

@@ -18,15 +18,8 @@ from firm.detector.generate import generated
 from firm.errors import MachineError, SettingError
 from firm.images.alignment import Conditioned, Conditioning
 from firm.images.ignore_mask import check_ignored, scaled
-from firm.images.preprocess import (
-    Preprocessing,
-    Size,
-    fingerprint,
-    height_and_width,
-    inlier_statistics,
-    resize,
-    resize_mask,
-)
+from firm.images.preprocess import Preprocessing, fingerprint, inlier_statistics
+from firm.images.resize import Size, height_and_width, resize, resize_mask
 from firm.networks.adaptor import Adapted
 from firm.networks.backbone import Backbone
 from firm.networks.heads import Network
@@ -114,7 +107,7 @@ class Prepared:
 def training_digest(recipe: Recipe, task: Task) -> str:
     """A digest of everything that determines a training: recipe, seed, images and preprocessing."""
     preprocessing = asdict(task.preprocessing)
-    for name in ("depth", "shape"):  # already in the fingerprint of the pixels
+    for name in ("depth", "shape", "crop"):  # already in the fingerprint of the pixels
         del preprocessing[name]
     return digest(recipe, seed=task.seed, images=task.fingerprint, preprocessing=preprocessing)
 
@@ -145,7 +138,7 @@ def prepare(
     recipe = generated(recipe, images, device=device, listener=listener)
     preprocessing = Preprocessing(
         min(frame), recipe.zoom, _statistics(recipe, data, images, backbone), data.train.shape[-1], data.depth,
-        shape=frame if recipe.shape else (),
+        shape=frame if recipe.shape else (), crop=recipe.crop,
     )  # fmt: skip
     cells = None
     if backbone is None:

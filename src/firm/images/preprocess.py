@@ -3,66 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
 from firm.errors import DataError, SettingError
+from firm.images.crop import Crop
 from firm.images.decode import Source, decode
+from firm.images.resize import Size, resample, runs_of
+from firm.images.resize import resize as resize
+from firm.images.resize import to_tensor as to_tensor
 from firm.types import FULL_DEPTH, Depth, Statistics
 
 BRIGHTNESS_SIDE = 64  # px at which brightness is measured, and images per batch
-
-Size = int | tuple[int, int]  # the side of a square, or height and width
-
-
-def to_tensor(image: npt.NDArray[np.uint8]) -> UInt8[Tensor, "1 3 h w"]:
-    """A decoded image as a batch of one."""
-    return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))[None]
-
-
-def height_and_width(size: Size) -> tuple[int, int]:
-    """The two sides of a size."""
-    return (size, size) if isinstance(size, int) else size
-
-
-def resize(images: UInt8[Tensor, "n c h w"], size: Size) -> UInt8[Tensor, "n c a b"]:
-    """Resize, bilinear and antialiased; images of that size are returned unchanged."""
-    if images.shape[-2:] == (sides := height_and_width(size)):
-        return images
-    resized = images.new_empty(*images.shape[:2], *sides)
-    for run in _runs(images):
-        resized[run] = _resample(images[run].float(), sides).round().clamp(0, 255).to(torch.uint8)
-    return resized
-
-
-def resize_mask(mask: Bool[np.ndarray, "h w"], size: Size) -> Bool[Tensor, "a b"]:
-    """Nearest-neighbour resize; a mark that would vanish is max-pooled instead."""
-    sides = height_and_width(size)
-    rows, columns = (
-        (2 * np.arange(side) + 1) * length // (2 * side) for side, length in zip(sides, mask.shape, strict=True)
-    )
-    nearest = mask[np.ix_(rows, columns)]
-    if nearest.any() or not mask.any():
-        return torch.from_numpy(nearest)
-    return F.adaptive_max_pool2d(torch.from_numpy(mask)[None].float(), sides)[0] > 0
-
-
-def _runs(images: Tensor) -> list[slice]:
-    """Slices of about 64 MB as floats."""
-    step = max(1, 2**24 // max(1, images[:1].numel()))
-    return [slice(start, start + step) for start in range(0, len(images), step)]
-
-
-def _resample(images: Float[Tensor, "n c h w"], sides: tuple[int, int]) -> Float[Tensor, "n c a b"]:
-    return F.interpolate(images, size=sides, mode="bilinear", antialias=True, align_corners=False)
-
 
 UNCHANGED = Statistics((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
@@ -77,6 +33,7 @@ class Preprocessing:
     side: int = 0  # at which files are read; 0: as large as the view needs
     depth: Depth = FULL_DEPTH  # of files of more than 8 bits
     shape: tuple[int, ...] = ()  # height and width of rectangular images; `size` is then the shorter of them
+    crop: Crop = field(default_factory=Crop)  # the part of a file that is read
 
     @property
     def frame(self) -> tuple[int, int]:
@@ -103,17 +60,17 @@ class Preprocessing:
         """Read it from a detector's card."""
         statistics = Statistics(*(tuple(card["statistics"][name]) for name in ("mean", "std")))
         read = (card["size"], card["zoom"], statistics, card["side"], Depth(**card.get("depth", {})))
-        return cls(*read, tuple(card.get("shape", ())))
+        return cls(*read, tuple(card.get("shape", ())), Crop.from_card(card.get("crop", {})))
 
     def read(self, source: Source) -> UInt8[Tensor, "1 3 h w"]:
         """Read a file, an upload, an array or a Pillow image like the training images."""
-        return resize(to_tensor(decode(source, self.depth)), self.file_side)
+        return resize(to_tensor(self.crop.cut(decode(source, self.depth))), self.file_side)
 
     def test_view(self, images: UInt8[Tensor, "n c h w"]) -> Float[Tensor, "n 3 size size"]:
         """The one deterministic view: enlarge by `zoom`, crop the centre, normalise."""
         side, pixels = int(self.zoom * self.size), images.float()
         if images.shape[-2:] != (side, side):
-            pixels = _resample(pixels, (side, side))
+            pixels = resample(pixels, (side, side))
         start = (side - self.size) // 2
         return self.normalise(pixels[..., start : start + self.size, start : start + self.size] / 255)
 
@@ -135,7 +92,7 @@ def inlier_statistics(images: UInt8[Tensor, "n c h w"]) -> Statistics:
         raise DataError("statistics need at least one image; the set of inliers is empty")
     count = images.numel() // images.shape[1]
     total = torch.zeros(2, images.shape[1], dtype=torch.float64)
-    for run in _runs(images):
+    for run in runs_of(images):
         pixels = images[run].cpu().double()
         total += torch.stack([pixels.sum((0, 2, 3)), pixels.square().sum((0, 2, 3))])  # whole numbers, so exact
     mean, square = total / count

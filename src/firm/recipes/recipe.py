@@ -17,6 +17,7 @@ from typing import Any
 
 from firm.errors import SettingError
 from firm.images.alignment import Conditioning
+from firm.images.crop import Crop
 from firm.images.preprocess import check_shape
 from firm.networks.adaptor import Pretrained
 from firm.networks.heads import Encoder
@@ -32,7 +33,7 @@ from firm.views.registry import VIEWS, SimCLR
 
 NORMALISE = ("published", "inliers", "half")
 AFTERWARDS = ("features",)  # chosen after the training
-AUTOMATIC = ("foreground", "illumination", "align", "neighbourhood", *AFTERWARDS)
+AUTOMATIC = ("size", "foreground", "illumination", "align", "neighbourhood", *AFTERWARDS)
 NOT_TRAINED = ("score", "tiling", "memory", "features", "automatic")  # settings that need no training
 
 FAMILIES: dict[Any, Mapping[str, Any]] = {OutlierSource: OUTLIERS, Views: VIEWS, Score: SCORES, Tiling: TILINGS}
@@ -68,6 +69,7 @@ class Recipe:
     score: Scoring = field(default_factory=lambda: Scoring(by=Knn(k=1)))
     size: int = 0  # side of the images that are encoded, whole or in patches; 0: the data set's own
     shape: tuple[int, ...] = ()  # height and width of images in patches, in place of a square of `size`
+    crop: Crop = field(default_factory=Crop)  # the part of an image that is read
     zoom: float = 1.125  # enlargement before the centre crop when testing
     normalise: str = "published"  # statistics; falls back to those of the inliers
     conditioning: Conditioning = field(default_factory=Conditioning)
