@@ -19,9 +19,9 @@ from jaxtyping import Bool, UInt8
 from torch import Tensor
 
 from firm.errors import DataError, ImageError, SettingError, named
-from firm.images.crop import Crop, Window, like_window
+from firm.images.crop import Crop, Window, like_window, part_of
 from firm.images.decode import SUFFIXES, decode, decode_mask, depth_of, turn_like
-from firm.images.resize import Size, height_and_width, resize, resize_mask, to_tensor
+from firm.images.resize import Size, height_and_width, resize_mask
 from firm.runtime.files import check_writable
 from firm.runtime.random import stream
 from firm.types import FULL_DEPTH, Depth, OneClass, Truth
@@ -282,13 +282,14 @@ def _decode_files(paths: Sequence[Path], reading: Reading) -> Images:
     for file in paths:
         try:
             image = decode(file, reading.depth or FULL_DEPTH)
+            part, window = part_of(image, reading.crop, reading.side, named(file))
         except ImageError as error:
             if reading.strict:
                 raise
             skipped.append((file, str(error)))
             continue
-        windows.append(reading.crop.window(image))
-        pixels[len(files)] = resize(to_tensor(image[windows[-1]]), reading.side)[0]
+        pixels[len(files)] = part[0]
+        windows.append(window)
         files.append(file)
         shapes.append((image.shape[0], image.shape[1]))
     return Images(pixels[: len(files)], files, shapes, windows, skipped)

@@ -112,7 +112,7 @@ def audit_images(
     if len(parts.unique()) < MIN_PARTS:
         return Audit(torch.zeros(count), limit, torch.zeros(count, dtype=torch.bool), names)
     aligned = _aligned(recipe, data)
-    side = min(aligned.images.shape[-2:])
+    side = math.sqrt(math.prod(aligned.images.shape[-2:]))
     cell = min(COARSEST, max(recipe.grid.stride, 2 ** round(math.log2(side / CELLS))))
     grid = replace(recipe.grid, size=cell, stride=cell)
     listener.progress("auditing good images", 0, None)

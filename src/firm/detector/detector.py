@@ -32,9 +32,9 @@ from firm.detector.read import Good, Images, Options, check_images, read_good
 from firm.detector.remember import Fitted, measure
 from firm.errors import DataError, ModelFileError, SettingError, named
 from firm.images.arrays import images_in, in_rgb, is_batch
-from firm.images.crop import Window, placed
+from firm.images.crop import Window, part_of, placed
 from firm.images.decode import Source, decode
-from firm.images.preprocess import Preprocessing, brightness, resize, to_tensor
+from firm.images.preprocess import Preprocessing, brightness
 from firm.recipes.recipe import Recipe, to_json
 from firm.runtime.listener import SILENT, Listener
 from firm.scoring.models import Examination, Located
@@ -221,8 +221,8 @@ class Detector(Fitted):
         if is_batch(source):
             raise SettingError("these are several images; give them to inspect, or each alone to examine")
         picture = decode(images_in(source, channels)[0], self.preprocessing.depth)
-        window = self.preprocessing.crop.window(picture)
-        pixels, by = resize(to_tensor(picture[window]), self.preprocessing.file_side), self.decides
+        name, by = name or (str(source) if isinstance(source, Path | str) else "image"), self.decides
+        pixels, window = part_of(picture, self.preprocessing.crop, self.preprocessing.file_side, named(name))
         examination = self.model.examine(pixels)
         score, heat = float(examination.scores), examination.maps[0] if self.model.has_maps else None
         if heat is not None and not self.preprocessing.crop.whole:
@@ -230,7 +230,6 @@ class Detector(Fitted):
         regions: tuple[Region, ...] = ()
         if heat is not None and by.pixel is not None:
             regions = regions_of(heat, by.pixel, *picture.shape[:2])
-        name = name or (str(source) if isinstance(source, Path | str) else "image")
         verdict = Verdict(name, score, by.verdict(score), regions, self.id, by.id, by.review, by.fail)
         if channels == "rgb" and score > by.review and isinstance(source, np.ndarray):
             self._hint_at_bgr(picture, score)

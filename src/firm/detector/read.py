@@ -23,9 +23,10 @@ from firm.detector.prepare import MEMORY, check_ignore_mask, frozen_backbone, mo
 from firm.detector.working_size import cropped, sized
 from firm.errors import DataError, SettingError
 from firm.images.arrays import images_in
+from firm.images.crop import part_of
 from firm.images.decode import decode, depth_of
 from firm.images.ignore_mask import read_ignored
-from firm.images.preprocess import fingerprint, resize, to_tensor
+from firm.images.preprocess import fingerprint
 from firm.networks.backbone import Backbone
 from firm.recipes import presets
 from firm.recipes.recipe import Recipe, change, sparse
@@ -157,7 +158,8 @@ def _resized(images: Any, recipe: Recipe, depth: Depth | None) -> OneClass:
         raise DataError("there are no good images in the list; give at least 2, better 50 or more")
     depth = depth or depth_of(arrays)
     side, crop = read_side(recipe), recipe.crop
-    pixels = torch.cat([resize(to_tensor(crop.cut(decode(image, depth))), side) for image in arrays])
+    parts = [part_of(decode(image, depth), crop, side, f"image {n}")[0] for n, image in enumerate(arrays, 1)]
+    pixels = torch.cat(parts)
     return replace(as_data(pixels), depth=depth)
 
 

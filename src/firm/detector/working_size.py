@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from torch import Tensor
 
 from firm.errors import ImageError, SettingError
@@ -138,14 +136,15 @@ def candidates(shapes: Sequence[tuple[int, ...]], steps: Sequence[int]) -> list[
     aspects = sides[:, 1] / sides[:, 0]
     aspect = float(np.median(aspects))
     off = np.maximum(aspects / aspect, aspect / aspects)
-    if (off <= ALIKE).mean() < AGREEING or max(aspect, 1 / aspect) <= SQUARE:
-        aspect = 1.0
+    longer = max(aspect, 1 / aspect)
+    if (off <= ALIKE).mean() < AGREEING or longer <= SQUARE:
+        longer = 1.0
     pixels, sizes = float(np.median(sides.prod(1))), list[tuple[int, int]]()
     for step in steps:
-        height = SIDE * (step / aspect) ** 0.5
-        size = tuple(max(LEAST, MULTIPLE * round(side / MULTIPLE)) for side in (height, height * aspect))
+        short = max(LEAST, MULTIPLE * round(SIDE * (step / longer) ** 0.5 / MULTIPLE))
+        long = MULTIPLE * round(short * longer / MULTIPLE)
         if not sizes or step * SIDE**2 <= ALIKE * pixels:
-            sizes.append((size[0], size[1]))
+            sizes.append((short, long) if aspect > 1 else (long, short))
     return sizes
 
 
@@ -228,9 +227,7 @@ def _place(picture: Picture, rule: Rule, rng: torch.Generator) -> tuple[int, int
     )
 
 
-def _with_defect(
-    picture: Picture, place: tuple[int, int], px: float, number: int, rng: torch.Generator
-) -> UInt8[npt.NDArray[Any], "h w c"]:
+def _with_defect(picture: Picture, place: tuple[int, int], px: float, number: int, rng: torch.Generator) -> Picture:
     """The picture with a pit, or a scratch of the same extent, at a place."""
     side = round(max(48, 4 * px))
     rows, columns = (

@@ -12,11 +12,11 @@ import numpy.typing as npt
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
-from firm.errors import SettingError
+from firm.errors import ImageError, SettingError
 from firm.images.foreground import Rule, foreground
-from firm.images.resize import to_tensor
+from firm.images.resize import Size, resize, to_tensor
 
-Picture = UInt8[npt.NDArray[np.uint8], "h w c"]
+Picture = npt.NDArray[np.uint8]  # h, w, c
 Window = tuple[slice, slice]  # rows and columns of a picture
 
 SEARCHED = 512  # px of the longer side at which the object is searched for
@@ -82,12 +82,24 @@ class Crop:
         """The part of a mask of the whole view that is read."""
         if self.moves:
             raise SettingError("a window that follows the object cannot ignore pixels of the view; leave out --ignore")
-        rows, columns = self.window(ignored.numpy())
+        rows, columns = self.window(ignored.numpy().view(np.uint8))
         return ignored[rows, columns]
 
     def cut(self, picture: Picture) -> Picture:
         """The part of a picture that is read."""
         return picture if self.whole else picture[self.window(picture)]
+
+
+def part_of(picture: Picture, crop: Crop, size: Size, name: str) -> tuple[UInt8[Tensor, "1 3 a b"], Window]:
+    """The part of a picture that is read, at its size, and where it lies; a rectangle refuses another aspect."""
+    window = crop.window(picture)
+    part = picture[window]
+    if not isinstance(size, int):
+        off = part.shape[0] * size[1] / (part.shape[1] * size[0])
+        if max(off, 1 / off) > SQUARE:
+            form = f"is {part.shape[1]} x {part.shape[0]} px, and the others are about {size[1]} to {size[0]}"
+            raise ImageError(f"{name} {form}; turn or crop it like them, or fit with --set size=256")
+    return resize(to_tensor(part), size), window
 
 
 def like_window(mask: npt.NDArray[np.bool_], window: Window, shape: tuple[int, int]) -> npt.NDArray[np.bool_]:
@@ -114,14 +126,15 @@ def object_box(picture: Picture, rule: Rule) -> tuple[tuple[float, float], tuple
     tops, lefts = facts[large, cv2.CC_STAT_TOP], facts[large, cv2.CC_STAT_LEFT]
     bottoms, rights = tops + facts[large, cv2.CC_STAT_HEIGHT], lefts + facts[large, cv2.CC_STAT_WIDTH]
     (tall, wide) = mask.shape
-    return (tops.min() / tall, bottoms.max() / tall), (lefts.min() / wide, rights.max() / wide)
+    down, across = (tops.min() / tall, bottoms.max() / tall), (lefts.min() / wide, rights.max() / wide)
+    return (float(down[0]), float(down[1])), (float(across[0]), float(across[1]))
 
 
 def crop_around(pictures: Sequence[Picture], rule: Rule) -> Crop:
     """A window that follows the object and holds the largest of these objects with a margin."""
-    height, width = (float(np.median(sides)) for sides in zip(*(each.shape[:2] for each in pictures), strict=True))
+    height, width = np.median([each.shape[:2] for each in pictures], axis=0).tolist()
     extents = np.array([[last - first for first, last in object_box(each, rule)] for each in pictures])
-    tall, wide = extents.max(0) * (1 + 2 * MARGIN) * (height, width)
+    tall, wide = (extents.max(0) * (1 + 2 * MARGIN) * (height, width)).tolist()
     if max(tall, wide) <= SQUARE * min(tall, wide):
         tall = wide = max(tall, wide)
     return Crop(height=min(1.0, tall / height), width=min(1.0, wide / width), follow=rule)

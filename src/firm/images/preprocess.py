@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
 from firm.errors import DataError, SettingError
-from firm.images.crop import Crop
+from firm.images.crop import Crop, part_of
 from firm.images.decode import Source, decode
 from firm.images.resize import Size, resample, runs_of
 from firm.images.resize import resize as resize
@@ -64,7 +64,7 @@ class Preprocessing:
 
     def read(self, source: Source) -> UInt8[Tensor, "1 3 h w"]:
         """Read a file, an upload, an array or a Pillow image like the training images."""
-        return resize(to_tensor(self.crop.cut(decode(source, self.depth))), self.file_side)
+        return part_of(decode(source, self.depth), self.crop, self.file_side, "the image")[0]
 
     def test_view(self, images: UInt8[Tensor, "n c h w"]) -> Float[Tensor, "n 3 size size"]:
         """The one deterministic view: enlarge by `zoom`, crop the centre, normalise."""
