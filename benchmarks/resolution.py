@@ -59,10 +59,8 @@ brightness, and of the nearest good thumbnail.
 def measured(name: str, way: str, settings: dict[str, Any], crop: str | None, seed: int) -> dict[str, Any]:
     """Fit on a folder and score its test images."""
     began = time.process_time()
-    recipe = usual()
-    if "size" in settings:
-        recipe = change(recipe, {"automatic": [each for each in recipe.automatic if each != "size"]})
-    good = read_good(name, change(recipe, settings), Options(seed=seed, crop=crop))
+    options = Options(seed=seed, crop=crop, choose_size="size" not in settings)
+    good = read_good(name, change(usual(), settings), options)
     parts = group_by_part(good.data.name, good.data.train)
     tuned = choose(good.recipe, good.data, parts, seed=seed, backbone=good.backbone)
     prepared = prepare(tuned.recipe, good.data, parts, seed=seed, backbone=good.backbone, masks=tuned.masks)

@@ -52,9 +52,7 @@ def test_the_images_aspect_and_no_more_pixels_than_they_have(shapes, sizes):
 def test_squares_stay_as_they_are():
     squares = [surface(number, 256, 256) for number in range(6)]
     chosen, _ = sized_for(squares)
-    assert chosen.size == 256
-    assert not chosen.shape
-    assert "size" not in chosen.automatic
+    assert chosen == WAVES
 
 
 def test_what_is_set_by_hand_is_not_chosen():
@@ -87,7 +85,7 @@ def test_a_defect_of_the_trial_has_the_size_asked_for():
 
 
 def test_a_detector_of_rectangles_saves_loads_and_maps(tmp_path):
-    fast = recipe("wavelets", **{"training.epochs": 1, "automatic": ["size"], "pretrained.hidden": [16]})
+    fast = recipe("wavelets", **{"training.epochs": 1, "automatic": ["illumination"], "pretrained.hidden": [16]})
     detector = Detector.fit(SURFACES, recipe=fast, calibration="split")
     shape = detector.recipe.shape
     assert detector.preprocessing.frame == shape
@@ -114,7 +112,7 @@ def test_a_small_part_is_found_cropped_and_its_defect_boxed(tmp_path):
             picture[top + 40 : top + 52, left + 60 : left + 72] = 90
         return np.repeat(picture.clip(0, 255).astype(np.uint8)[..., None], 3, 2), (top + 46, left + 66)
 
-    fast = recipe("wavelets", **{"training.epochs": 1, "automatic": ["size", "foreground"], "pretrained.hidden": [16]})
+    fast = recipe("wavelets", **{"training.epochs": 1, "automatic": ["foreground"], "pretrained.hidden": [16]})
     pictures, heard = [view(number)[0] for number in range(16)], Heard()
     Detector.fit(pictures, recipe=fast, calibration="split", listener=heard)
     assert any("--crop auto" in text for text in heard.warnings)

@@ -81,6 +81,7 @@ def fit(
         group_by=group_by,
         crop=crop,
         smallest_defect=smallest_defect,
+        choose_size=not any(each.partition("=")[0] in ("size", "shape") for each in settings or []),
     )
     if per_folder:
         raise Exit(_fit_each(data, out, recipe, options, force=force, as_json=as_json))

@@ -79,8 +79,8 @@ def export(
     if target.precision == "bf16":
         check_bf16()
     detector.decides  # noqa: B018 - refused before any work
-    if detector.preprocessing.shape:
-        raise SettingError("an export takes square images; fit the detector again with --set size=256")
+    if detector.preprocessing.shape or not detector.preprocessing.crop.whole:
+        raise SettingError("an export takes whole images as squares; fit again with --set size=256, without --crop")
     model, any_size = detector.model, takes_any_size(detector.model)
     graph = graph_of(model, any_size=any_size)
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)

@@ -59,10 +59,13 @@ class Options:
     group_by: str | None = None
     crop: str | None = None
     smallest_defect: float | None = None
+    choose_size: bool = True  # of images of one aspect, unless the recipe has another than the preset's
 
     def __post_init__(self) -> None:
         if self.calibration not in (None, "split", "folds"):
             raise SettingError(f"calibration is {self.calibration!r}; use split or folds")
+        if self.smallest_defect is not None and not self.choose_size:
+            raise SettingError("--smallest-defect chooses the size; leave out --set size and --set shape")
         TargetRates(false_calls=self.false_calls, fail=self.fail)  # refuses wrong rates before anything is read
         check_holdout(0.5 if self.holdout is None else self.holdout)
 
@@ -107,7 +110,8 @@ def read_good(
     ignored = _ignored(images, files, options.ignored)
     check_ignore_mask(recipe, ignored)
     backbone = frozen_backbone(recipe, options.device)
-    recipe = sized(recipe, options.smallest_defect, sources, backbone, depth, seed=options.seed, listener=listener)
+    if options.choose_size:
+        recipe = sized(recipe, options.smallest_defect, sources, backbone, depth, seed=options.seed, listener=listener)
     ignored = ignored if ignored is None else recipe.crop.mask(ignored)
     left_out: list[str] = []
     if isinstance(images, OneClass):

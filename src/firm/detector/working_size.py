@@ -36,7 +36,7 @@ LOOKED_AT = 48  # images whose shape and object decide
 LARGEST = 2**21  # pixels to which these are reduced
 ALIKE = 1.1  # ratio of two aspects up to which they are one
 AGREEING = 0.9  # of the images that must have it
-SIDE = 256  # of the square of which a size has this many times the pixels
+SIDE = 256  # of the presets' square, of which a size has this many times the pixels
 USUAL, MOST = (1, 2, 4), (1, 2, 4, 8, 16)  # without and with a smallest defect
 MULTIPLE, LEAST = 32, 96  # px: of every side
 KNOWN, INSPECTED = 40, 20  # images of a trial
@@ -97,9 +97,8 @@ def sized(
     """The recipe with the size to work at; squares stay as they are unless a smallest defect (px of files) is given."""
     if smallest is not None and not smallest > 0:
         raise SettingError(f"--smallest-defect is {smallest:g} px; give the extent of a defect, such as 8")
-    open_size = "size" in recipe.automatic and not recipe.shape
-    recipe = replace(recipe, automatic=tuple(name for name in recipe.automatic if name != "size"))
-    pictures, scale = _sample(sources if open_size and recipe.patchwise else [], depth)
+    is_open = recipe.automatic and recipe.patchwise and recipe.size == SIDE and not recipe.shape
+    pictures, scale = _sample(sources if is_open and backbone is not None else [], depth)
     if not pictures or backbone is None:
         if smallest is not None:
             raise SettingError(

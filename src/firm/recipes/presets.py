@@ -91,7 +91,7 @@ ADAPTED = change(
         "tiling": {"kind": "grid", "size": 8, "stride": 8, "min_foreground": 0.2},
         "memory.neighbourhood": 2,
         "features": "encoder+backbone",
-        "automatic": ("size", *INSPECT.automatic, "features"),
+        "automatic": (*INSPECT.automatic, "features"),
     },
 )
 
@@ -102,7 +102,7 @@ WAVES = change(
     {
         "pretrained": {"name": "wavelets", "hidden": (512,), "out": 128, "noise": 0.3},
         "training.epochs": 30,
-        "automatic": ("size", "foreground", "align", "neighbourhood", "features"),
+        "automatic": ("foreground", "align", "neighbourhood", "features"),
     },
 )
 
@@ -139,7 +139,6 @@ PRESETS = {
     "semantic": SEMANTIC,
 }
 BY_HAND = {  # what a preset leaves to be chosen -> the setting that decides it
-    "size": "size",
     "foreground": "conditioning.foreground",
     "illumination": "conditioning.illumination",
     "align": "conditioning.align",

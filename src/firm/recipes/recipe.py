@@ -33,7 +33,7 @@ from firm.views.registry import VIEWS, SimCLR
 
 NORMALISE = ("published", "inliers", "half")
 AFTERWARDS = ("features",)  # chosen after the training
-AUTOMATIC = ("size", "foreground", "illumination", "align", "neighbourhood", *AFTERWARDS)
+AUTOMATIC = ("foreground", "illumination", "align", "neighbourhood", *AFTERWARDS)
 NOT_TRAINED = ("score", "tiling", "memory", "features", "automatic")  # settings that need no training
 
 FAMILIES: dict[Any, Mapping[str, Any]] = {OutlierSource: OUTLIERS, Views: VIEWS, Score: SCORES, Tiling: TILINGS}
