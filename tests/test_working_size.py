@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from firm.detector.detector import Detector
 from firm.detector.prepare import frozen_backbone
@@ -144,3 +145,16 @@ def test_crops_and_sizes_need_images_with_pixels_of_their_own():
         cropped(WAVES, "auto", [], None)
     with pytest.raises(SettingError, match="no object"):
         cropped(WAVES, "auto", SURFACES, None)
+
+
+def test_ignored_pixels_of_rectangles_never_decide(tmp_path):
+    ignored = torch.zeros(640, 256, dtype=torch.bool)
+    ignored[180:260, 100:180] = True
+    given = recipe(
+        "wavelets", **{"shape": [320, 128], "training.epochs": 1, "automatic": [], "pretrained.hidden": [16]}
+    )
+    detector = Detector.fit(SURFACES[:12], recipe=given, calibration="split", ignored=ignored)
+    good, hidden = detector.examine(surface(100)), detector.examine(surface(100, defect=24))
+    assert hidden.verdict.score == good.verdict.score
+    assert hidden.light == pytest.approx(good.light, abs=0.01)
+    assert not hidden.heat[95:125, 55:85].any()

@@ -54,7 +54,7 @@ class Examined:
 
     verdict: Verdict
     picture: UInt8[Any, "h w 3"]
-    pixels: UInt8[Tensor, "1 3 s s"]  # the picture as the model reads it
+    pixels: UInt8[Tensor, "1 3 a b"]  # the picture as the model reads it
     light: float  # mean grey level, 0 to 1
     heat: Float[Tensor, "r c"] | None  # None without maps
     examination: Examination

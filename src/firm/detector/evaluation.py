@@ -140,7 +140,7 @@ def trivial(images: UInt8[Tensor, "m c h w"], anomalous: Bool[Tensor, " m"], kno
     return Trivial(auroc(small.mean(1), anomalous), auroc(nearest, anomalous))
 
 
-def _kind(test: Labelled, ignored: Bool[Tensor, "s s"] | None) -> Kind:
+def _kind(test: Labelled, ignored: Bool[Tensor, "a b"] | None) -> Kind:
     """Image metrics, and pixel metrics if there are maps and a marked defect."""
     maps, truth, pixels = test.located.maps, test.truth, None
     if truth is not None and maps.numel():

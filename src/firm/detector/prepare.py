@@ -66,7 +66,7 @@ class Prepared:
     data: OneClass  # the training images as read
     parts: Int[Tensor, " n"]  # which part each image shows
     aligned: Conditioned | None  # None: whole images without alignment
-    typical: UInt8[Tensor, "c s s"] | None  # the median aligned image, to fill ignored pixels
+    typical: UInt8[Tensor, "c a b"] | None  # the median aligned image, to fill ignored pixels
     task: Task
     cells: Float[Tensor, "n r c d"] | None = None  # backbone features of the images
 

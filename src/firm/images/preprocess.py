@@ -106,9 +106,10 @@ def fingerprint(images: Tensor) -> str:
     return hashlib.sha256(str(tuple(images.shape)).encode() + pixels).hexdigest()[:16]
 
 
-def brightness(images: UInt8[Tensor, "n c h w"], ignored: Bool[Tensor, "s s"] | None = None) -> Float[Tensor, " n"]:
+def brightness(images: UInt8[Tensor, "n c h w"], ignored: Bool[Tensor, "a b"] | None = None) -> Float[Tensor, " n"]:
     """Mean grey level of each image, 0 to 1, without ignored pixels."""
     counting = torch.ones(BRIGHTNESS_SIDE, BRIGHTNESS_SIDE, dtype=torch.bool) if ignored is None else ~ignored.cpu()
     parts = images.split(BRIGHTNESS_SIDE) if len(images) else ()
-    levels = [resize(part, len(counting)).cpu().float().mean(1)[:, counting].mean(1) / 255 for part in parts]
+    size = (counting.shape[0], counting.shape[1])
+    levels = [resize(part, size).cpu().float().mean(1)[:, counting].mean(1) / 255 for part in parts]
     return torch.cat([torch.empty(0), *levels])

@@ -80,7 +80,7 @@ class Model(Protocol):
     has_maps: bool
 
     @property
-    def ignored(self) -> Bool[Tensor, "s s"] | None:
+    def ignored(self) -> Bool[Tensor, "a b"] | None:
         """Pixels that never decide, of images as they come."""
 
     def score(self, images: Images, on_chunk: OnChunk | None = None) -> Scores:
@@ -122,7 +122,7 @@ class ImageModel(nn.Module, Model):
     """Whole images compared by their embeddings: of the encoder, or of a frozen backbone with an adaptor."""
 
     has_maps = False
-    ignored: Bool[Tensor, "s s"] | None = None
+    ignored: Bool[Tensor, "a b"] | None = None
 
     def __init__(
         self,
@@ -266,8 +266,8 @@ class PatchModel(nn.Module, Model):
     """Patches compared with the banks of good patches; network, banks and masks move to a device together."""
 
     has_maps = True
-    ignore_mask: Bool[Tensor, "s s"] | None
-    typical: UInt8[Tensor, "k s s"] | None  # what aligned parts show, in the place of ignored pixels
+    ignore_mask: Bool[Tensor, "a b"] | None
+    typical: UInt8[Tensor, "k a b"] | None  # what aligned parts show, in the place of ignored pixels
 
     def __init__(
         self,
@@ -276,8 +276,8 @@ class PatchModel(nn.Module, Model):
         conditioning: Conditioning,
         scorer: PatchScorer,
         *,
-        ignored: Bool[Tensor, "s s"] | None = None,
-        typical: UInt8[Tensor, "k s s"] | None = None,
+        ignored: Bool[Tensor, "a b"] | None = None,
+        typical: UInt8[Tensor, "k a b"] | None = None,
     ) -> None:
         super().__init__()
         self.network = extractor.network
@@ -298,7 +298,7 @@ class PatchModel(nn.Module, Model):
         seed: int,
         parts: Parts | None = None,
         cells: Float[Tensor, "n r c d"] | None = None,
-        typical: UInt8[Tensor, "k s s"] | None = None,
+        typical: UInt8[Tensor, "k a b"] | None = None,
     ) -> PatchModel:
         """Remember the patches of aligned good images; `cells` are their backbone features, where these are known."""
         if cells is not None and isinstance(extractor, BackboneFeatures):
@@ -317,7 +317,7 @@ class PatchModel(nn.Module, Model):
         return Patches(_finite(self.scorer.scores(cells, features).cpu()), cells, features)
 
     @property
-    def ignored(self) -> Bool[Tensor, "s s"] | None:
+    def ignored(self) -> Bool[Tensor, "a b"] | None:
         """Pixels that never decide, on the CPU, where images are aligned."""
         return None if self.ignore_mask is None else self.ignore_mask.cpu()
 
