@@ -37,11 +37,12 @@ LARGEST = 2**21  # pixels to which these are reduced
 ALIKE = 1.1  # ratio of two aspects up to which they are one
 AGREEING = 0.9  # of the images that must have it
 SIDE = 256  # of the presets' square, of which a size has this many times the pixels
-USUAL, MOST = (1, 2, 4), (1, 2, 4, 8, 16)  # without and with a smallest defect
+USUAL = 4.0  # times as many pixels at most, and no more than make the shorter side `SIDE`
+STEPS = (1.0, 2.0, 4.0, 8.0, 16.0)  # if a smallest defect is given
 MULTIPLE, LEAST = 32, 96  # px: of every side
 KNOWN, INSPECTED = 40, 20  # images of a trial
 KEPT = 4000  # patches that the trial compares with
-DEFECTS = (1 / 64, 1 / 32, 1 / 16)  # of the shorter side: sizes tried if none is given
+DEFECTS = (1 / 32, 1 / 16, 1 / 8)  # of the shorter side: sizes tried if none is given
 GROWING = (1, 2, 4)  # times the smallest defect, if one is given
 WINDOW = 192  # px around a defect whose features are computed again
 AROUND = 24  # px around a defect in which it shows
@@ -107,7 +108,7 @@ def sized(
         return recipe
     _warn_if_small(pictures, recipe.crop, listener)
     shapes = [picture[recipe.crop.window(picture)].shape[:2] for picture in pictures]
-    sizes = candidates(shapes, MOST if smallest is not None else USUAL)
+    sizes = candidates(shapes, STEPS if smallest is not None else ())
     if smallest is None and sizes[0][0] == sizes[0][1]:
         return recipe
     trial = make_trial(pictures, recipe.crop, smallest and smallest * scale, seed=seed)
@@ -129,8 +130,11 @@ def sized(
     return replace(recipe, size=tall) if tall == wide else replace(recipe, shape=(tall, wide))
 
 
-def candidates(shapes: Sequence[tuple[int, ...]], steps: Sequence[int]) -> list[tuple[int, int]]:
-    """Heights and widths to try, smallest first: squares where the images are nearly square, or not of one aspect."""
+def candidates(shapes: Sequence[tuple[int, ...]], steps: Sequence[float] = ()) -> list[tuple[int, int]]:
+    """Heights and widths to try, smallest first: squares where the images are nearly square, or not of one aspect.
+
+    `steps` are their pixels, in those of the square; by default as many, and as many as make the shorter side equal.
+    """
     sides = np.array([shape[:2] for shape in shapes], float)
     aspects = sides[:, 1] / sides[:, 0]
     aspect = float(np.median(aspects))
@@ -139,11 +143,12 @@ def candidates(shapes: Sequence[tuple[int, ...]], steps: Sequence[int]) -> list[
     if (off <= ALIKE).mean() < AGREEING or longer <= SQUARE:
         longer = 1.0
     pixels, sizes = float(np.median(sides.prod(1))), list[tuple[int, int]]()
-    for step in steps:
+    for step in steps or (1.0, min(USUAL, longer)):
         short = max(LEAST, MULTIPLE * round(SIDE * (step / longer) ** 0.5 / MULTIPLE))
         long = MULTIPLE * round(short * longer / MULTIPLE)
-        if not sizes or step * SIDE**2 <= ALIKE * pixels:
-            sizes.append((short, long) if aspect > 1 else (long, short))
+        size = (short, long) if aspect > 1 else (long, short)
+        if not sizes or (step * SIDE**2 <= ALIKE * pixels and size != sizes[-1]):
+            sizes.append(size)
     return sizes
 
 
