@@ -162,7 +162,8 @@ def tables(options: argparse.Namespace) -> Iterator[list[str]]:
                 yield page(results)
         for name, (alone, frame) in canvases.items():
             for way, crop in FRAMES.items():
-                run = kept(options.work, alone if way == ALONE else frame, way, {}, crop, seed)
+                settings = BARE if options.untrained else {}
+                run = kept(options.work, alone if way == ALONE else frame, way, settings, crop, seed)
                 results.setdefault((name, way), []).append(run)
                 yield page(results)
 
@@ -194,6 +195,7 @@ def main() -> None:
     parser.add_argument("--data", nargs="*", default=[])
     parser.add_argument("--canvas", nargs="*", default=[])
     parser.add_argument("--parts", type=int, default=80)
+    parser.add_argument("--untrained", action="store_true", help="frames with unadapted features, which is quicker")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--work", type=Path, default=Path("resolution-work"))

@@ -125,8 +125,7 @@ class Detector(Fitted):
             device: cpu, cuda, mps, ...
             folder: makes the training resumable: call again with the same arguments after an interruption.
             holdout: fraction of the good images held out of training to set the thresholds; implies a split.
-            false_calls: target rate of good parts that do not PASS; by default what the good images support.
-            fail: target rate of good parts that FAIL; by default the same.
+            false_calls, fail: target rates of good parts that do not PASS, and that FAIL; by default what they support.
             minutes: time budget of the fit; replaces the recipe's epochs.
             memory: GB the fit may use; if the good images need more, a uniform sample is used.
             depth: the white level of files with more than 8 bits; by default detected on the good images.
@@ -136,14 +135,12 @@ class Detector(Fitted):
             channels: rgb or bgr, as OpenCV has them; of arrays.
             keep_suspects: learn also from images that do not look like the others; the card lists them either way.
             checkpoint_seconds: time between checkpoints.
-            calibration: "folds": all images are learnt from, and thresholds come from models that score the fold they
-                have not seen (rates are estimated); "split": from held-out images (rates are guaranteed). By default
-                folds with frozen features, else a split.
+            calibration: "folds": learn from all images; thresholds come from models that have not seen the fold (rates
+                are estimated); "split": from held-out images (guaranteed). By default folds with frozen features.
             group_by: a regular expression on the path of each image that names its part, in place of `parts`.
             crop: the part of each image that is read: "auto" follows the object, "x,y,w,h" is in pixels.
             smallest_defect: the extent in pixels of the smallest defect to find; decides the working size.
-            listener: receives messages, warnings and progress.
-            on_progress: called after every training step.
+            listener, on_progress: receive messages, warnings and progress; called after every training step.
         """
         options = Options(
             seed=seed, device=device, folder=folder, holdout=holdout, false_calls=false_calls, fail=fail,

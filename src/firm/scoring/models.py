@@ -326,14 +326,12 @@ class PatchModel(nn.Module, Model):
         return torch.cat([torch.empty(0), *parts])
 
     def locate(self, images: Images, on_chunk: OnChunk | None = None) -> Located:
-        scores, maps = [], []
+        scores, maps = [torch.empty(0)], [torch.empty(0, *self.preprocessing.frame)]
         for chunk in _chunks(images, on_chunk):
             examination = self.examine(chunk)
             scores.append(examination.scores)
             maps.append(examination.maps)
-        return Located(
-            torch.cat([torch.empty(0), *scores]), torch.cat([torch.empty(0, *self.preprocessing.frame), *maps])
-        )
+        return Located(torch.cat(scores), torch.cat(maps))
 
     def examine(self, images: Images) -> Examination:
         aligned = self.align(images)
