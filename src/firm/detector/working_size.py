@@ -41,6 +41,7 @@ USUAL = 4.0  # times as many pixels at most, and no more than make the shorter s
 STEPS = (1.0, 2.0, 4.0, 8.0, 16.0)  # if a smallest defect is given
 MULTIPLE, LEAST = 32, 96  # px: of every side
 KNOWN, INSPECTED = 40, 20  # images of a trial
+FEWEST = 9  # images on which a size is tried
 KEPT = 4000  # patches that the trial compares with
 DEFECTS = (1 / 32, 1 / 16, 1 / 8)  # of the shorter side: sizes tried if none is given
 GROWING = (1, 2, 4)  # times the smallest defect, if one is given
@@ -111,6 +112,10 @@ def sized(
     sizes = candidates(shapes, STEPS if smallest is not None else ())
     if smallest is None and sizes[0][0] == sizes[0][1]:
         return recipe
+    if len(pictures) < FEWEST:
+        return _with_size(
+            recipe, sizes[-1], shapes, scale, f"{len(pictures)} images are too few to try others", listener
+        )
     trial = make_trial(pictures, recipe.crop, smallest and smallest * scale, seed=seed)
     tried = []
     for number, size in enumerate(sizes, 1):
@@ -122,12 +127,23 @@ def sized(
         listener.progress("choosing the size", number, len(sizes))
     values = [each[0] if smallest is not None else sum(each) / len(each) for each in tried]
     best = next(number for number, value in enumerate(values) if value >= max(values) - MARGIN)
-    height, width = (round(float(np.median(sides)) / scale) for sides in zip(*shapes, strict=True))
     seen = [px / scale for px, value in zip(trial.sizes, tried[best], strict=True) if value >= FOUND]
     expected = f"from {seen[0]:.0f} px on" if seen else f"only if larger than {trial.sizes[-1] / scale:.0f} px"
-    tall, wide = sizes[best]
-    listener.say(f"working size {wide} x {tall} px of {width} x {height}; expect defects to be found {expected}")
-    return replace(recipe, size=tall) if tall == wide else replace(recipe, shape=(tall, wide))
+    return _with_size(recipe, sizes[best], shapes, scale, f"expect defects to be found {expected}", listener)
+
+
+def _with_size(
+    recipe: Recipe,
+    size: tuple[int, int],
+    shapes: Sequence[tuple[int, ...]],
+    scale: float,
+    remark: str,
+    listener: Listener,
+) -> Recipe:
+    """The recipe with this size, which is told."""
+    height, width = (round(float(side) / scale) for side in np.median(shapes, axis=0))
+    listener.say(f"working size {size[1]} x {size[0]} px of {width} x {height}; {remark}")
+    return replace(recipe, size=size[0]) if size[0] == size[1] else replace(recipe, shape=size)
 
 
 def candidates(shapes: Sequence[tuple[int, ...]], steps: Sequence[float] = ()) -> list[tuple[int, int]]:
@@ -156,8 +172,6 @@ def make_trial(pictures: Sequence[Picture], crop: Crop, smallest: float | None, 
     """Draw defects on some of the pictures; neighbours in the order of the files are on one side, as of one part."""
     shown = [picture[crop.window(picture)] for picture in pictures]
     count = min(INSPECTED, len(shown) // 3)
-    if not count:
-        raise SettingError(f"{len(shown)} images are too few to choose a size on; set size or shape by hand")
     good, known, rule = shown[:count], shown[count:][:KNOWN], _rule(shown)
     short = float(np.median([min(picture.shape[:2]) for picture in shown]))
     sizes = tuple(smallest * times for times in GROWING) if smallest else tuple(short * part for part in DEFECTS)
