@@ -247,6 +247,13 @@ def test_calibrate_writes_beside_the_detector_and_inspect_obeys(mine: Path, mode
     assert json.loads(out)["id"] == found.model
 
 
+def test_parts_of_a_calibration_are_named_by_their_files(mine: Path, plates: Path) -> None:
+    code, out, err = run("calibrate", mine, plates / "test" / "good", "--group-by", r"(\d)\.png", "--json")
+    assert code == 0, err
+    assert (json.loads(out)["images"], json.loads(out)["parts"]) == (19, 10)
+    assert run("calibrate", mine, plates / "test" / "good", "--group-by", "screw")[0] == 2
+
+
 def test_a_calibration_with_room_between_its_thresholds_sends_parts_to_review(mine: Path, plates: Path) -> None:
     good = plates / "test" / "good"
     assert run("calibrate", mine, good, "--fail=0.05", "--false-calls=0.05")[0] == 0

@@ -251,14 +251,15 @@ class Detector(Fitted):
         *,
         name: str = "images",
         files: Sequence[str] = (),
+        parts: Int[Tensor, " n"] | None = None,
         defects: UInt8[Tensor, "m c h w"] | None = None,
         targets: TargetRates | None = None,
         listener: Listener = SILENT,
     ) -> Calibration:
         """Set the thresholds on good images called `name`, without training.
 
-        Training images are skipped, because they score too low; images of one part count as one. Defects do not move
-        a threshold; the calibration counts how many of them are missed.
+        Training images are skipped, because they score too low; images of one part count as one, by `parts` or as
+        found. Defects do not move a threshold; the calibration counts how many of them are missed.
         """
         check_images(good)
         new = ~copies_of_known(good, self.thumbnails)
@@ -269,7 +270,7 @@ class Detector(Fitted):
             )
         if not len(fresh):
             raise DataError("every good image is a training image; give images of new parts")
-        parts = group_by_part(name, fresh)
+        parts = group_by_part(name, fresh) if parts is None else parts[new]
         if text := describe_parts(parts):
             listener.say(text)
         measured = measure(self.model, fresh, partial(listener.progress, "scoring good images", total=len(fresh)))
