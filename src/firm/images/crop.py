@@ -82,8 +82,7 @@ class Crop:
         """The part of a mask of the whole view that is read."""
         if self.moves:
             raise SettingError("a window that follows the object cannot ignore pixels of the view; leave out --ignore")
-        rows, columns = self.window(ignored.numpy().view(np.uint8))
-        return ignored[rows, columns]
+        return ignored if self.whole else ignored[self.window(ignored.cpu().numpy().view(np.uint8))]
 
     def cut(self, picture: Picture) -> Picture:
         """The part of a picture that is read."""
