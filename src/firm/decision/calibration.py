@@ -133,7 +133,7 @@ class Misses:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Up to `review` an image PASSes, up to `fail` it is REVIEW, above it FAILs; regions have heat above `pixel`."""
+    """Up to `review` an image PASSes, up to `fail` it is REVIEW, above it FAILs; regions peak above `pixel`."""
 
     model: str  # id of the detector it belongs to
     review: float

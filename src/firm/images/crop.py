@@ -140,12 +140,12 @@ def crop_around(pictures: Sequence[Picture], rule: Rule) -> Crop:
 
 
 def placed(heat: Float[npt.NDArray[np.float32], "r c"], window: Window, picture: Picture) -> npt.NDArray[np.float32]:
-    """A map of a window, as a map of the whole picture: 0 around it, and no finer than the picture."""
+    """A map of a window, as a map of the whole picture: nothing hot around it, and no finer than the picture."""
     rows, columns = window
     tall, wide = rows.stop - rows.start, columns.stop - columns.start
     scale = min(1.0, heat.shape[0] / tall, heat.shape[1] / wide)
     height, width = (max(1, round(side * scale)) for side in picture.shape[:2])
-    whole = np.zeros((height, width), np.float32)
+    whole = np.full((height, width), min(0.0, float(heat.min())), np.float32)
     top, left = round(rows.start * scale), round(columns.start * scale)
     inside = min(height - top, max(1, round(tall * scale))), min(width - left, max(1, round(wide * scale)))
     whole[top : top + inside[0], left : left + inside[1]] = cv2.resize(heat, inside[::-1])
