@@ -148,7 +148,7 @@ def test_what_cannot_be_is_refused():
         (GRID, 64, "64 px"),
     ):
         with pytest.raises(SettingError, match=culprit):
-            check_cells(Pretrained(name="x"), grid, side)
+            check_cells(Pretrained(name="x"), grid, (side, side))
     for wrong in ({"pool": 2}, {"pool": 0}, {"margin": 16}, {"margin": -32}, {"out": 0}, {"hidden": (0,)}):
         with pytest.raises(SettingError, match=f"pretrained.*{next(iter(wrong))}"):
             Pretrained(**wrong)

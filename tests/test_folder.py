@@ -17,7 +17,7 @@ from firm.drawn.render import draw_dataset, write_folder
 from firm.errors import DataError, ImageError
 from firm.images import preprocess as images
 from firm.images.decode import ORIENTATION, UPRIGHT, decode_mask
-from firm.images.preprocess import resize_mask
+from firm.images.resize import resize_mask
 
 RNG = np.random.default_rng(0)
 

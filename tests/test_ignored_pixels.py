@@ -22,7 +22,7 @@ from cases import each
 from commands import run
 from firm.detector import tune
 from firm.detector.detector import Detector
-from firm.detector.prepare import Embedder, align, frozen_backbone, prepare, working_side
+from firm.detector.prepare import Embedder, align, frozen_backbone, prepare, working_frame
 from firm.detector.read import as_data
 from firm.detector.remember import Fitted
 from firm.detector.tune import make_trial
@@ -385,7 +385,7 @@ def test_pretrained_features_see_beyond_their_patch_and_yet_nothing_of_it(tmp_pa
 
 def embedder_of(recipe: Recipe, images: torch.Tensor, ignored: torch.Tensor | None) -> Embedder:
     backbone, data = frozen_backbone(recipe), as_data(images, ignored)
-    aligned = align(recipe, data, working_side(recipe, data))
+    aligned = align(recipe, data, working_frame(recipe, data))
     assert backbone is not None
     assert aligned is not None
     return Embedder(recipe, recipe.views, backbone, aligned, Preprocessing(96), 0)

@@ -9,7 +9,7 @@ from PIL import Image
 
 from cases import each
 from firm.errors import FirmError
-from firm.images import preprocess as images
+from firm.images import resize as images
 from firm.images.decode import decode
 from firm.images.preprocess import Preprocessing, inlier_statistics, resize, to_tensor
 from firm.types import Statistics
@@ -73,7 +73,7 @@ def test_resize_agrees_with_pillow(height, width, side):
 def test_resize_does_not_depend_on_its_company(monkeypatch):
     batch = random_images(7, 3, 20, 30)
     together = resize(batch, 16)
-    monkeypatch.setattr(images, "_runs", lambda some: [slice(i, i + 1) for i in range(len(some))])
+    monkeypatch.setattr(images, "runs_of", lambda some: [slice(i, i + 1) for i in range(len(some))])
     assert torch.equal(together, resize(batch, 16))
     assert resize(batch[:0], 16).shape == (0, 3, 16, 16)
     same = random_images(2, 1, 16, 16)
@@ -82,7 +82,7 @@ def test_resize_does_not_depend_on_its_company(monkeypatch):
 
 def test_runs_cover_every_image_once():
     for batch in (torch.empty(5, 3, 4000, 3000, dtype=torch.uint8), torch.empty(0, 3, 8, 8, dtype=torch.uint8)):
-        covered = [i for run in images._runs(batch) for i in range(len(batch))[run]]
+        covered = [i for run in images.runs_of(batch) for i in range(len(batch))[run]]
         assert covered == list(range(len(batch)))
 
 

@@ -83,13 +83,13 @@ def _defects(folder: Path, how: Preprocessing, *, strict: bool) -> tuple[Tensor,
     from firm.data.folder import NORMAL, find_files, read_files, read_test
 
     if (folder / "test").is_dir() or (folder / "bad").is_dir():
-        test = read_test(folder, how.file_side, depth=how.depth, strict=strict)
+        test = read_test(folder, how.file_side, depth=how.depth, strict=strict, crop=how.crop)
         images, skipped = test.images[test.anomalous], test.skipped
     else:
         files = [file for file in find_files([folder]) if file.relative_to(folder).parts[0] not in NORMAL]
         if not files:
             raise DataError(f"{named(folder)} has only good images; give the folder of the defects")
-        images, _, skipped = read_files(files, how.file_side, depth=how.depth, strict=strict)
+        images, _, skipped = read_files(files, how.file_side, depth=how.depth, strict=strict, crop=how.crop)
     if not len(images):
         raise DataError(f"none of the defects in {named(folder)} could be read: {skipped[0][1]}")
     return images, warn_left_out(skipped)

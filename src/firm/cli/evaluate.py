@@ -133,7 +133,7 @@ def _labelled(data: str, how: Preprocessing, *, strict: bool) -> tuple[Tensor, T
         task, left_out = loaded(data, how, strict=strict)
         return task.test, task.anomalous, task.truth, left_out
     folder = folder_named(data) or Path(data)
-    test = read_test(folder, how.file_side, depth=how.depth, strict=strict)
+    test = read_test(folder, how.file_side, depth=how.depth, strict=strict, crop=how.crop)
     if not (folder / "test").is_dir():
         warn("the good images in good/ may be those the detector learnt from; false calls then look fewer")
     return test.images, test.anomalous, test.truth, warn_left_out(test.skipped)
@@ -147,7 +147,15 @@ def loaded(
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        images = load(data, side=how.file_side, depth=how.depth, strict=strict, max_images=most, with_test=with_test)
+        images = load(
+            data,
+            side=how.file_side,
+            depth=how.depth,
+            strict=strict,
+            max_images=most,
+            with_test=with_test,
+            crop=how.crop,
+        )
     texts = [str(warning.message) for warning in caught]
     for text in texts:
         warn(text)

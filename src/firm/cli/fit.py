@@ -50,6 +50,8 @@ def fit(
     depth: opt.Bits = None,
     strict: opt.Strict = False,
     ignore: opt.Ignore = None,
+    crop: opt.Crop = None,
+    smallest_defect: opt.SmallestDefect = None,
     keep_suspects: opt.KeepSuspects = False,
     memory: opt.Gigabytes = MEMORY,
     force: opt.Force = False,
@@ -63,21 +65,12 @@ def fit(
     use_device(device, threads)
     recipe = _recipe(data, preset, encoder, weights, settings, outliers)
     options = Options(
-        seed=seed,
-        device=device,
-        holdout=holdout,
-        false_calls=false_calls,
-        fail=fail,
-        minutes=minutes,
-        memory=memory,
-        depth=None if depth is None else Depth(2**depth - 1),
-        strict=strict,
-        ignored=ignore,
-        keep_suspects=keep_suspects,
-        checkpoint_seconds=checkpoint_seconds,
-        calibration=calibration,
-        group_by=group_by,
-    )
+        seed=seed, device=device, holdout=holdout, false_calls=false_calls, fail=fail, minutes=minutes, memory=memory,
+        depth=None if depth is None else Depth(2**depth - 1), strict=strict, ignored=ignore,
+        keep_suspects=keep_suspects, checkpoint_seconds=checkpoint_seconds, calibration=calibration, group_by=group_by,
+        crop=crop, smallest_defect=smallest_defect,
+        choose_size=not any(each.partition("=")[0] in ("size", "shape") for each in settings or []),
+    )  # fmt: skip
     if per_folder:
         raise Exit(_fit_each(data, out, recipe, options, force=force, as_json=as_json))
     good = _read(data, out, recipe, options, force=force)

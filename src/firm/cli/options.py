@@ -44,6 +44,14 @@ Weights = Annotated[
 Ignore = Annotated[
     Path | None, Option("--ignore", metavar="FILE", help="A mask of the camera's view: white pixels never decide.")
 ]
+Crop = Annotated[
+    str | None,
+    Option("--crop", metavar="auto|X,Y,W,H", help="Read a part of each image: around the object, or these pixels."),
+]
+SmallestDefect = Annotated[
+    float | None,
+    Option("--smallest-defect", metavar="PX", help="The smallest defect to find, in pixels; more cost time."),
+]
 Gigabytes = Annotated[float, Option(help="Memory to use, in GB; of more good images a random sample is read.")]
 KeepSuspects = Annotated[
     bool, Option("--keep-suspects", help="Learn also from images that do not look like the others.")

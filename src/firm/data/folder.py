@@ -19,8 +19,9 @@ from jaxtyping import Bool, UInt8
 from torch import Tensor
 
 from firm.errors import DataError, ImageError, SettingError, named
+from firm.images.crop import Crop, Window, like_window, part_of
 from firm.images.decode import SUFFIXES, decode, decode_mask, depth_of, turn_like
-from firm.images.preprocess import resize, resize_mask, to_tensor
+from firm.images.resize import Size, height_and_width, resize_mask
 from firm.runtime.files import check_writable
 from firm.runtime.random import stream
 from firm.types import FULL_DEPTH, Depth, OneClass, Truth
@@ -68,20 +69,22 @@ class Listing:
 class Reading:
     """How files become images."""
 
-    side: int = SIDE  # px
+    side: Size = SIDE  # px
     depth: Depth | None = None  # which sample is white; None: found on the training images
     strict: bool = False  # raise at the first file that cannot be used, instead of skipping it
     max_images: int = 0  # training files that are opened, sampled uniformly; 0: all
     with_test: bool = True
+    crop: Crop = field(default_factory=Crop)
 
 
 @dataclass(frozen=True)
 class Images:
     """Decoded images and their files, with the files that could not be used."""
 
-    pixels: UInt8[Tensor, "n 3 side side"]
+    pixels: UInt8[Tensor, "n 3 h w"]
     files: list[Path]
     shapes: list[tuple[int, int]]  # height and width before resizing
+    windows: list[Window]  # what of them was read
     skipped: Skipped
 
 
@@ -89,7 +92,7 @@ class Images:
 class Tested:
     """Labelled test images, their files, and the files that could not be used."""
 
-    images: UInt8[Tensor, "m 3 side side"]
+    images: UInt8[Tensor, "m 3 h w"]
     anomalous: Bool[Tensor, " m"]
     truth: Truth
     files: list[Path]
@@ -122,7 +125,7 @@ def read_listing(name: str, listing: Listing, reading: Reading) -> OneClass:
     for _, reason in train.skipped + test.skipped:
         warnings.warn(f"left out: {reason}", stacklevel=2)
     truth = test.truth if test.files else None
-    size, names = min(SIZE, reading.side), tuple(train.files)
+    size, names = min(SIZE, *train.pixels.shape[-2:]), tuple(train.files)
     return OneClass(name, train.pixels, test.images, test.anomalous, size, truth=truth, depth=depth, files=names)
 
 
@@ -134,20 +137,22 @@ def sample_files(files: list[Path], count: int) -> list[Path]:
     return [files[place] for place in chosen.sort().values.tolist()]
 
 
-def read_test(folder: Path, side: int = SIDE, *, depth: Depth = FULL_DEPTH, strict: bool = False) -> Tested:
+def read_test(
+    folder: Path, side: Size = SIDE, *, depth: Depth = FULL_DEPTH, strict: bool = False, crop: Crop | None = None
+) -> Tested:
     """The test images: test/<kind> where there is a test/, else good/ and bad/."""
     kinds = folders_in(folder / "test") or {name: folder / name for name in (GOOD, "bad") if (folder / name).is_dir()}
-    test = _read_labelled(_list_kinds(folder, kinds), Reading(side, depth, strict))
+    test = _read_labelled(_list_kinds(folder, kinds), Reading(side, depth, strict, crop=crop or Crop()))
     if not test.anomalous.any() or test.anomalous.all():
         raise DataError(f"{named(folder)} has no test images of both kinds; lay them out as test/good, test/<defect>")
     return test
 
 
 def read_files(
-    paths: list[Path], side: int = SIDE, *, depth: Depth = FULL_DEPTH, strict: bool = False
-) -> tuple[UInt8[Tensor, "n 3 side side"], list[Path], Skipped]:
+    paths: list[Path], side: Size = SIDE, *, depth: Depth = FULL_DEPTH, strict: bool = False, crop: Crop | None = None
+) -> tuple[UInt8[Tensor, "n 3 h w"], list[Path], Skipped]:
     """The pixels of files and of all files in folders, those that could be read, and those that could not."""
-    images = _decode_files(find_files(paths), Reading(side, depth, strict))
+    images = _decode_files(find_files(paths), Reading(side, depth, strict, crop=crop or Crop()))
     return images.pixels, images.files, images.skipped
 
 
@@ -272,20 +277,22 @@ def _list_kinds(folder: Path, kinds: dict[str, Path], good: Path | None = None) 
 
 def _decode_files(paths: Sequence[Path], reading: Reading) -> Images:
     """File by file, each resized at once: the full-size pixels of two are never in memory together."""
-    pixels = torch.empty(len(paths), 3, reading.side, reading.side, dtype=torch.uint8)
-    files, shapes, skipped = list[Path](), list[tuple[int, int]](), Skipped()
+    pixels = torch.empty(len(paths), 3, *height_and_width(reading.side), dtype=torch.uint8)
+    files, shapes, windows, skipped = list[Path](), list[tuple[int, int]](), list[Window](), Skipped()
     for file in paths:
         try:
             image = decode(file, reading.depth or FULL_DEPTH)
+            part, window = part_of(image, reading.crop, reading.side, named(file))
         except ImageError as error:
             if reading.strict:
                 raise
             skipped.append((file, str(error)))
             continue
-        pixels[len(files)] = resize(to_tensor(image), reading.side)[0]
+        pixels[len(files)] = part[0]
+        windows.append(window)
         files.append(file)
         shapes.append((image.shape[0], image.shape[1]))
-    return Images(pixels[: len(files)], files, shapes, skipped)
+    return Images(pixels[: len(files)], files, shapes, windows, skipped)
 
 
 def _read_labelled(listing: Listing, reading: Reading) -> Tested:
@@ -294,13 +301,14 @@ def _read_labelled(listing: Listing, reading: Reading) -> Tested:
     images = _decode_files([labelled.image for labelled in listing.test], reading)
     test = [by_file[file] for file in images.files]
     anomalous = torch.tensor([labelled.kind != GOOD for labelled in test], dtype=torch.bool)
-    masks, known = torch.zeros(len(test), reading.side, reading.side, dtype=torch.bool), ~anomalous
+    masks, known = torch.zeros(len(test), *images.pixels.shape[-2:], dtype=torch.bool), ~anomalous
     problems: Problems = defaultdict(list, {STRAY: [named(mask) for mask in listing.strays]})
     for number, labelled in enumerate(test if listing.has_masks else []):
         if anomalous[number]:
             mask = _read_mask(labelled, images.shapes[number], problems, strict=reading.strict)
             if mask is not None:
-                masks[number], known[number] = resize_mask(mask, reading.side), True
+                of_image = like_window(mask, images.windows[number], images.shapes[number])
+                masks[number], known[number] = resize_mask(of_image, reading.side), True
     for problem, examples in problems.items():
         if examples:
             consequence = MASK_PROBLEMS[problem]

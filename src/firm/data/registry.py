@@ -18,6 +18,8 @@ import torch
 
 from firm.data.folder import SIDE, Reading, list_folder, load_folder, refuse_others
 from firm.errors import DataError
+from firm.images.crop import Crop
+from firm.images.resize import Size, height_and_width
 from firm.types import Depth, OneClass, Split, Statistics
 
 
@@ -67,11 +69,12 @@ def load(
     name: str,
     root: Path | None = None,
     *,
-    side: int | None = None,
+    side: Size | None = None,
     depth: Depth | None = None,
     strict: bool = False,
     max_images: int = 0,
     with_test: bool = True,
+    crop: Crop | None = None,
 ) -> OneClass:
     """The images of "dataset:class", a class by name or number, or of a folder, also one in FIRM_DATA by its name.
 
@@ -80,15 +83,15 @@ def load(
     """
     folder = folder_named(name, root)
     if folder is not None:
-        images = load_folder(folder, Reading(side or SIDE, depth, strict, max_images, with_test))
+        images = load_folder(folder, Reading(side or SIDE, depth, strict, max_images, with_test, crop or Crop()))
         return images if folder == Path(name).expanduser() else replace(images, name=name)
     dataset, chosen = _parse(name)
     facts, places = DATASETS[dataset], _places(dataset, root)
     size, read = facts.size, _function(facts.read)
     if facts.side:
         side = side or facts.side
-        size = min(size, side)
-        images = read(dataset, chosen, places, Reading(side, depth, strict, max_images, with_test))
+        size = min(size, *height_and_width(side))
+        images = read(dataset, chosen, places, Reading(side, depth, strict, max_images, with_test, crop or Crop()))
     else:
         images = _one_against_all(list(facts.classes).index(chosen), *read(places))
     return replace(images, name=f"{dataset}:{chosen}", size=size, statistics=facts.statistics)

@@ -79,6 +79,8 @@ def export(
     if target.precision == "bf16":
         check_bf16()
     detector.decides  # noqa: B018 - refused before any work
+    if detector.preprocessing.shape or not detector.preprocessing.crop.whole:
+        raise SettingError("an export takes whole images as squares; fit again with --set size=256, without --crop")
     model, any_size = detector.model, takes_any_size(detector.model)
     graph = graph_of(model, any_size=any_size)
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -166,6 +168,7 @@ def card_of(detector: Detector, target: Target, graph: nn.Module) -> dict[str, A
     model, by = detector.model, detector.decides
     assert isinstance(model, PatchModel | ImageModel)
     how, side = model.conditioning, model.preprocessing.file_side
+    assert isinstance(side, int)
     size = model.preprocessing.size if isinstance(model, PatchModel) else side
     rule = how.foreground if how.align or "foreground" in graph.inputs else None  # type: ignore[operator]
     return {

@@ -236,6 +236,7 @@ class ImageGraph(nn.Module):
         super().__init__()
         self.preprocessing: Preprocessing = model.preprocessing
         self.scoring, side = model.scoring, model.preprocessing.file_side
+        assert isinstance(side, int)  # whole images are squares
         self.resize = Resize(side) if any_size else None
         self.network = copy.deepcopy(model.network)
         if isinstance(self.network, AdaptedImages):

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from firm.detector.prepare import working_side
+from firm.detector.prepare import working_frame
 from firm.errors import named
 from firm.images.alignment import Conditioned, Conditioning, has_direction
 from firm.images.foreground import foreground, rule_for
@@ -112,7 +112,7 @@ def audit_images(
     if len(parts.unique()) < MIN_PARTS:
         return Audit(torch.zeros(count), limit, torch.zeros(count, dtype=torch.bool), names)
     aligned = _aligned(recipe, data)
-    side = aligned.images.shape[-1]
+    side = math.sqrt(math.prod(aligned.images.shape[-2:]))
     cell = min(COARSEST, max(recipe.grid.stride, 2 ** round(math.log2(side / CELLS))))
     grid = replace(recipe.grid, size=cell, stride=cell)
     listener.progress("auditing good images", 0, None)
@@ -125,7 +125,7 @@ def audit_images(
 
 def _aligned(recipe: Recipe, data: OneClass) -> Conditioned:
     """The images as their features are computed; what a fit would tune later is found simply."""
-    images = resize(data.train, working_side(recipe, data))
+    images = resize(data.train, working_frame(recipe, data))
     settings = recipe.conditioning
     rule = rule_for(data.name, images) if "foreground" in recipe.automatic else settings.foreground
     masks = foreground(images, rule)

@@ -33,8 +33,9 @@ from firm.detector.read import Good, Images, Options, check_images, read_good
 from firm.detector.remember import Fitted, measure
 from firm.errors import DataError, ModelFileError, SettingError, named
 from firm.images.arrays import images_in, in_rgb, is_batch
+from firm.images.crop import Window, part_of, placed
 from firm.images.decode import Source, decode
-from firm.images.preprocess import Preprocessing, brightness, resize, to_tensor
+from firm.images.preprocess import Preprocessing, brightness
 from firm.recipes.recipe import Recipe, to_json
 from firm.runtime.listener import SILENT, Listener
 from firm.scoring.models import Examination, Located
@@ -53,9 +54,10 @@ class Examined(Shown):
     """A verdict with the image, its brightness and heat map, and the features the score comes from."""
 
     verdict: Verdict
-    pixels: UInt8[Tensor, "1 3 s s"]  # the picture as the model reads it
+    pixels: UInt8[Tensor, "1 3 a b"]  # the picture as the model reads it
     light: float  # mean grey level, 0 to 1
     examination: Examination
+    window: Window = (slice(None), slice(None))  # the part of the picture that the model reads
 
     def plot(self) -> "Figure":
         """The image with its regions, and its heat map, as a matplotlib figure."""
@@ -108,6 +110,8 @@ class Detector(Fitted):
         checkpoint_seconds: float = 30.0,
         calibration: str | None = None,
         group_by: str | None = None,
+        crop: str | None = None,
+        smallest_defect: float | None = None,
         listener: Listener = SILENT,
         on_progress: OnProgress | None = None,
     ) -> Self:
@@ -120,8 +124,7 @@ class Detector(Fitted):
             device: cpu, cuda, mps, ...
             folder: makes the training resumable: call again with the same arguments after an interruption.
             holdout: fraction of the good images held out of training to set the thresholds; implies a split.
-            false_calls: target rate of good parts that do not PASS; by default what the good images support.
-            fail: target rate of good parts that FAIL; by default the same.
+            false_calls, fail: target rates of good parts that do not PASS, and that FAIL; by default what they support.
             minutes: time budget of the fit; replaces the recipe's epochs.
             memory: GB the fit may use; if the good images need more, a uniform sample is used.
             depth: the white level of files with more than 8 bits; by default detected on the good images.
@@ -131,18 +134,18 @@ class Detector(Fitted):
             channels: rgb or bgr, as OpenCV has them; of arrays.
             keep_suspects: learn also from images that do not look like the others; the card lists them either way.
             checkpoint_seconds: time between checkpoints.
-            calibration: "folds": all images are learnt from, and thresholds come from models that score the fold they
-                have not seen (rates are estimated); "split": from held-out images (rates are guaranteed). By default
-                folds with frozen features, else a split.
+            calibration: "folds": learn from all images; thresholds come from models that have not seen the fold (rates
+                are estimated); "split": from held-out images (guaranteed). By default folds with frozen features.
             group_by: a regular expression on the path of each image that names its part, in place of `parts`.
-            listener: receives messages, warnings and progress.
-            on_progress: called after every training step.
+            crop: the part of each image that is read: "auto" follows the object, "x,y,w,h" is in pixels.
+            smallest_defect: the extent in pixels of the smallest defect to find; decides the working size.
+            listener, on_progress: receive messages, warnings and progress; called after every training step.
         """
         options = Options(
             seed=seed, device=device, folder=folder, holdout=holdout, false_calls=false_calls, fail=fail,
             minutes=minutes, memory=memory, depth=depth, strict=strict, ignored=ignored, parts=parts,
             keep_suspects=keep_suspects, checkpoint_seconds=checkpoint_seconds, calibration=calibration,
-            group_by=group_by,
+            group_by=group_by, crop=crop, smallest_defect=smallest_defect,
         )  # fmt: skip
         return cls.learn(read_good(in_rgb(good, channels), recipe, options, listener), listener, on_progress)
 
@@ -215,19 +218,21 @@ class Detector(Fitted):
         if is_batch(source):
             raise SettingError("these are several images; give them to inspect, or each alone to examine")
         picture = decode(images_in(source, channels)[0], self.preprocessing.depth)
-        pixels, by = resize(to_tensor(picture), self.preprocessing.file_side), self.decides
+        name, by = name or (str(source) if isinstance(source, Path | str) else "image"), self.decides
+        pixels, window = part_of(picture, self.preprocessing.crop, self.preprocessing.file_side, named(name))
         examination = self.model.examine(pixels)
         score, heat = float(examination.scores), examination.maps[0] if self.model.has_maps else None
+        if heat is not None and not self.preprocessing.crop.whole:
+            heat = torch.from_numpy(placed(heat.numpy(), window, picture))
         regions, pixel = tuple[Region, ...](), by.pixel
         if heat is not None and pixel is not None:
             pixel = pixel if score <= by.review else start(heat.numpy(), pixel)
             regions = regions_of(heat, pixel, *picture.shape[:2])
-        name = name or (str(source) if isinstance(source, Path | str) else "image")
         verdict = Verdict(name, score, by.verdict(score), regions, self.id, by.id, by.review, by.fail)
         if channels == "rgb" and score > by.review and isinstance(source, np.ndarray):
             self._hint_at_bgr(picture, score)
         light = float(brightness(pixels, self.model.ignored))
-        return Examined(picture, heat, pixel, verdict, pixels, light, examination)
+        return Examined(picture, heat, pixel, verdict, pixels, light, examination, window)
 
     def _hint_at_bgr(self, picture: UInt8[Any, "h w 3"], score: float) -> None:
         """Warn once if the image looks far more like the good ones with its channels swapped."""

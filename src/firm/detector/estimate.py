@@ -53,8 +53,8 @@ def _search_seconds(recipe: Recipe, prepared: Prepared, backbone: Backbone | Non
     """Estimated time to select a coreset and to compare every good patch with its neighbourhood."""
     if not recipe.patchwise:
         return 0.0
-    side, memory, sizes = prepared.task.preprocessing.size, recipe.memory, feature_sizes(recipe, backbone)
-    rows, columns = recipe.grid.shape(side, side)
+    frame, memory, sizes = prepared.task.preprocessing.frame, recipe.memory, feature_sizes(recipe, backbone)
+    rows, columns = recipe.grid.shape(*frame)
     patches = len(prepared.data.train) * rows * columns
     kept = memory.kept(patches)
     coreset = kept if memory.sampling == "coreset" and kept < patches else 0

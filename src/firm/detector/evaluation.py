@@ -175,7 +175,7 @@ def _overlap(test: Labelled, by: Calibration | None, ignored: Bool[Tensor, "a b"
     return Overlap(float(found.mean()), len(found), int((truth.known & truth.masks.flatten(1).any(1)).sum()))
 
 
-def _kind(test: Labelled, ignored: Bool[Tensor, "s s"] | None, by: Calibration | None) -> Kind:
+def _kind(test: Labelled, ignored: Bool[Tensor, "a b"] | None, by: Calibration | None) -> Kind:
     """Image metrics, and pixel metrics if there are maps and a marked defect."""
     maps, truth, pixels = test.located.maps, test.truth, None
     if truth is not None and maps.numel():

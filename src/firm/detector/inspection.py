@@ -124,4 +124,7 @@ def most_similar(detector: Detector, examined: Examined) -> UInt8[Pixels, "h w 3
     height, width = good.shape[:2]
     back = (np.linalg.inv(frame) @ shift)[:2]
     moved = cv2.warpAffine(good, back, (width, height), borderMode=cv2.BORDER_CONSTANT, borderValue=NOTHING)
-    return np.asarray(cv2.resize(moved, examined.picture.shape[1::-1], interpolation=cv2.INTER_LINEAR), np.uint8)
+    beside = examined.picture.copy()
+    inside = beside[examined.window]
+    inside[:] = cv2.resize(moved, inside.shape[1::-1], interpolation=cv2.INTER_LINEAR)
+    return beside

@@ -18,7 +18,8 @@ from firm.detector.generate import generated
 from firm.errors import MachineError, SettingError
 from firm.images.alignment import Conditioned, Conditioning
 from firm.images.ignore_mask import check_ignored, scaled
-from firm.images.preprocess import Preprocessing, fingerprint, inlier_statistics, resize, resize_mask
+from firm.images.preprocess import Preprocessing, fingerprint, inlier_statistics
+from firm.images.resize import Size, height_and_width, resize, resize_mask
 from firm.networks.adaptor import Adapted
 from firm.networks.backbone import Backbone
 from firm.networks.heads import Network
@@ -65,7 +66,7 @@ class Prepared:
     data: OneClass  # the training images as read
     parts: Int[Tensor, " n"]  # which part each image shows
     aligned: Conditioned | None  # None: whole images without alignment
-    typical: UInt8[Tensor, "c s s"] | None  # the median aligned image, to fill ignored pixels
+    typical: UInt8[Tensor, "c a b"] | None  # the median aligned image, to fill ignored pixels
     task: Task
     cells: Float[Tensor, "n r c d"] | None = None  # backbone features of the images
 
@@ -106,7 +107,8 @@ class Prepared:
 def training_digest(recipe: Recipe, task: Task) -> str:
     """A digest of everything that determines a training: recipe, seed, images and preprocessing."""
     preprocessing = asdict(task.preprocessing)
-    del preprocessing["depth"]  # already in the fingerprint of the pixels
+    for name in ("depth", "shape", "crop"):  # already in the fingerprint of the pixels
+        del preprocessing[name]
     return digest(recipe, seed=task.seed, images=task.fingerprint, preprocessing=preprocessing)
 
 
@@ -126,17 +128,18 @@ def prepare(
 
     The images that `outliers=sia` blends are made first, on the device.
     """
-    side = working_side(recipe, data)
+    frame = working_frame(recipe, data)
     if recipe.patchwise:
-        recipe.grid.places(side, side)  # raises if the images are too small
-    aligned = align(recipe, data, side, masks)
+        recipe.grid.places(*frame)  # raises if the images are too small
+    aligned = align(recipe, data, frame, masks)
     typical = None if aligned is None else aligned.typical()
     aligned = None if aligned is None else aligned.completed(typical)
     images = data.train if aligned is None else aligned.images
     recipe = generated(recipe, images, device=device, listener=listener)
     preprocessing = Preprocessing(
-        side, recipe.zoom, _statistics(recipe, data, images, backbone), side=data.train.shape[-1], depth=data.depth
-    )
+        min(frame), recipe.zoom, _statistics(recipe, data, images, backbone), data.train.shape[-1], data.depth,
+        shape=frame if recipe.shape else (), crop=recipe.crop,
+    )  # fmt: skip
     cells = None
     if backbone is None:
         task: Task = _image_task(recipe, data, aligned, preprocessing, seed=seed)
@@ -146,7 +149,7 @@ def prepare(
     else:
         assert aligned is not None
         assert isinstance(recipe.views, PatchPairs)
-        check_cells(recipe.pretrained, recipe.grid, side)
+        check_cells(recipe.pretrained, recipe.grid, frame)
         validation = _validation_images(recipe, parts, seed=seed)
         embedder = Embedder(recipe, recipe.views, backbone, aligned, preprocessing, seed, validation)
         patches = _patch_task(embedder, folder=folder, listener=listener)
@@ -166,26 +169,29 @@ def frozen_backbone(recipe: Recipe, device: torch.device | str = "cpu") -> Backb
     return load_backbone(recipe.pretrained.name, deepest=max(recipe.pretrained.stages or known)).to(device)
 
 
-def read_side(recipe: Recipe) -> int:
-    """The side at which image files are read: the working size for patches, twice that for whole images."""
+def read_side(recipe: Recipe) -> Size:
+    """The size at which image files are read: the working size for patches, twice that for whole images."""
+    if recipe.shape:
+        return recipe.shape[0], recipe.shape[1]
     return recipe.size if recipe.patchwise and recipe.size else max(SIDE, 2 * recipe.size)
 
 
-def working_side(recipe: Recipe, data: OneClass) -> int:
-    """The side of the network's input images."""
-    size = recipe.size or data.size
+def working_frame(recipe: Recipe, data: OneClass) -> tuple[int, int]:
+    """Height and width of the network's input images; of cells side by side, a whole number."""
+    height, width = recipe.shape or (recipe.size or data.size,) * 2
     if recipe.patchwise:
-        size = min(size, data.train.shape[-1])
-    return (
-        size - size % recipe.grid.stride if recipe.pretrained.name and recipe.patchwise else size
-    )  # a whole number of cells
+        height, width = min(height, data.train.shape[-2]), min(width, data.train.shape[-1])
+    cell = recipe.grid.stride if recipe.pretrained.name and recipe.patchwise else 1
+    return height - height % cell, width - width % cell
 
 
-def align(recipe: Recipe, data: OneClass, side: int, masks: Bool[Tensor, "n h w"] | None = None) -> Conditioned | None:
+def align(
+    recipe: Recipe, data: OneClass, frame: tuple[int, int], masks: Bool[Tensor, "n h w"] | None = None
+) -> Conditioned | None:
     """Normalise illumination and alignment; None for whole images that need neither."""
     if not recipe.patchwise and recipe.conditioning == Conditioning():
         return None
-    images = resize(data.train, side) if recipe.patchwise else data.train
+    images = resize(data.train, frame) if recipe.patchwise else data.train
     if masks is not None and masks.shape[1:] != images.shape[2:]:
         masks = None
     return recipe.conditioning(images, data.ignored, masks)
@@ -207,10 +213,11 @@ def check_recipe(recipe: Recipe, data: OneClass, references: int) -> None:
     """Raise before training what would fail after it."""
     check_ignore_mask(recipe, data.ignored)
     height, width = data.train.shape[-2:]
-    if height != width:
-        raise SettingError(f"images of {width} x {height} pixels cannot be trained on; make them square (`resize`)")
+    if height != width and not recipe.shape:
+        how = f"set shape to [{height}, {width}] for a grid of patches, or make them square (`resize`)"
+        raise SettingError(f"images of {width} x {height} pixels are no square; {how}")
     if recipe.pretrained.name and recipe.patchwise:
-        check_cells(recipe.pretrained, recipe.grid, working_side(recipe, data))
+        check_cells(recipe.pretrained, recipe.grid, working_frame(recipe, data))
     k = getattr(recipe.score.by, "k", 1)
     if k > references:
         raise SettingError(f"score.by.k is {k}, but there are only {references} training images; use a smaller k")
@@ -230,13 +237,13 @@ def _image_task(
     images, foreground, hidden = data.train, None, None
     if aligned is not None:
         images, foreground, hidden = aligned.images, aligned.foreground, aligned.hidden()
-    size = preprocessing.size
-    if max(images.shape[-2:]) > size:  # views crop without antialiasing, so resize first
-        images = resize(images, size)
+    frame = preprocessing.frame
+    if images.shape[-2] > frame[0] or images.shape[-1] > frame[1]:  # views crop without antialiasing, so resize first
+        images = resize(images, frame)
         if foreground is not None:
-            foreground = torch.stack([resize_mask(mask.numpy(), size) for mask in foreground])
+            foreground = torch.stack([resize_mask(mask.numpy(), frame) for mask in foreground])
         if hidden is not None:
-            hidden = torch.stack([scaled(mask, size, size) for mask in hidden])
+            hidden = torch.stack([scaled(mask, *frame) for mask in hidden])
     if foreground is not None and is_grey(images):
         images = images[:, :1].contiguous()  # makes synthesis three times faster
     settings, masks = (recipe.outliers, recipe.views, recipe.training), (foreground, data.ignored, hidden)
@@ -341,7 +348,7 @@ def _patch_task(embedder: Embedder, *, folder: Path | None, listener: Listener) 
     )
 
 
-def most_images(recipe: Recipe, side: int, gigabytes: float, backbone: Backbone | None) -> int:
+def most_images(recipe: Recipe, side: Size, gigabytes: float, backbone: Backbone | None) -> int:
     """How many good images a fit can use within a memory budget."""
     per_image = _image_bytes(recipe, side, backbone)
     if (images := int((gigabytes * 1e9 - LIBRARIES) / per_image)) < FEWEST:
@@ -366,12 +373,14 @@ def feature_sizes(recipe: Recipe, backbone: Backbone | None) -> dict[str, int]:
     return {kind: features.shape[-1] for kind, features in extractor(patch).items()}
 
 
-def _image_bytes(recipe: Recipe, side: int, backbone: Backbone | None) -> float:
-    pixels = PIXEL_COPIES * 3 * side * side
+def _image_bytes(recipe: Recipe, side: Size, backbone: Backbone | None) -> float:
+    height, width = height_and_width(side)
+    pixels = PIXEL_COPIES * 3 * height * width
     if not recipe.patchwise:
         return pixels
-    working = min(side, recipe.size or side)
-    working -= working % recipe.grid.stride if recipe.pretrained.name else 0
-    rows, columns = recipe.grid.shape(working, working)
+    if isinstance(side, int):
+        height = width = min(side, recipe.size or side)
+    cell = recipe.grid.stride if recipe.pretrained.name else 1
+    rows, columns = recipe.grid.shape(height - height % cell, width - width % cell)
     sizes = feature_sizes(recipe, backbone)
     return pixels + FEATURE_COPIES * 4 * rows * columns * sum(sizes[kind] for kind in kinds_of(recipe.features))

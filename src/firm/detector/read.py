@@ -20,11 +20,13 @@ from firm.data.splits import check_holdout, compiled, parts_by_name
 from firm.decision.calibration import TargetRates
 from firm.detector.estimate import LEAST_EPOCHS
 from firm.detector.prepare import MEMORY, check_ignore_mask, frozen_backbone, most_images, read_side
+from firm.detector.working_size import cropped, sized
 from firm.errors import DataError, SettingError
 from firm.images.arrays import images_in
+from firm.images.crop import part_of
 from firm.images.decode import decode, depth_of
 from firm.images.ignore_mask import read_ignored
-from firm.images.preprocess import fingerprint, resize, to_tensor
+from firm.images.preprocess import fingerprint
 from firm.networks.backbone import Backbone
 from firm.recipes import presets
 from firm.recipes.recipe import Recipe, change, sparse
@@ -55,10 +57,15 @@ class Options:
     checkpoint_seconds: float = 30.0
     calibration: str | None = None
     group_by: str | None = None
+    crop: str | None = None
+    smallest_defect: float | None = None
+    choose_size: bool = True  # of images of one aspect, unless the recipe has another than the preset's
 
     def __post_init__(self) -> None:
         if self.calibration not in (None, "split", "folds"):
             raise SettingError(f"calibration is {self.calibration!r}; use split or folds")
+        if self.smallest_defect is not None and not self.choose_size:
+            raise SettingError("--smallest-defect chooses the size; leave out --set size and --set shape")
         TargetRates(false_calls=self.false_calls, fail=self.fail)  # refuses wrong rates before anything is read
         check_holdout(0.5 if self.holdout is None else self.holdout)
         compiled(self.group_by or "")
@@ -97,11 +104,16 @@ def read_good(
     """Decode and validate the good images before any training."""
     options, as_files = options or Options(), recipe is None
     recipe, files = recipe or default_recipe(images), _files(images)
+    depth, sources = options.depth, _sources(images, files)
+    recipe = cropped(recipe, options.crop, sources, depth, listener)
     if options.minutes is not None:  # a time budget replaces the epochs; enough steps to time
         recipe = change(recipe, {"training.epochs": max(recipe.training.epochs, LEAST_EPOCHS)})
     ignored = _ignored(images, files, options.ignored)
     check_ignore_mask(recipe, ignored)
     backbone = frozen_backbone(recipe, options.device)
+    if options.choose_size:
+        recipe = sized(recipe, options.smallest_defect, sources, backbone, depth, seed=options.seed, listener=listener)
+    ignored = ignored if ignored is None else recipe.crop.mask(ignored)
     left_out: list[str] = []
     if isinstance(images, OneClass):
         data = images
@@ -110,7 +122,7 @@ def read_good(
     elif files or isinstance(images, Path | str):
         data, left_out = _load(files or str(images), recipe, options, backbone, listener)
     else:
-        data = _resized(images, read_side(recipe), options.depth)
+        data = _resized(images, recipe, depth)
     check_good(data)
     data = data if ignored is None else replace(data, ignored=ignored)
     return Good(data, recipe, options, backbone, tuple(left_out))
@@ -125,7 +137,7 @@ def default_recipe(images: Images) -> Recipe:
 def as_data(good: UInt8[Tensor, "n c h w"], ignored: Bool[Tensor, "a b"] | None = None) -> OneClass:
     """Bare good images as a data set without test images."""
     check_images(good)
-    size = min(SIZE, good.shape[-1])
+    size = min(SIZE, *good.shape[-2:])
     return OneClass("images", good, good[:0], torch.zeros(0, dtype=torch.bool), size, ignored=ignored)
 
 
@@ -136,12 +148,23 @@ def _files(images: Images) -> list[Path]:
     return []
 
 
-def _resized(images: Any, side: int, depth: Depth | None) -> OneClass:
+def _sources(images: Images, files: list[Path]) -> Sequence[Any]:
+    """The good images of files or arrays of their own size; none of a stack, or of parts that are drawn."""
+    if isinstance(images, OneClass | Tensor):
+        return []
+    if isinstance(images, Path | str):
+        return training_files(str(images))
+    return files or images_in(images)
+
+
+def _resized(images: Any, recipe: Recipe, depth: Depth | None) -> OneClass:
     """Good images in memory, of any size and layout, as if they were read from files."""
     if not (arrays := images_in(images)):
         raise DataError("there are no good images in the list; give at least 2, better 50 or more")
     depth = depth or depth_of(arrays)
-    pixels = torch.cat([resize(to_tensor(decode(image, depth)), side) for image in arrays])
+    side, crop = read_side(recipe), recipe.crop
+    parts = [part_of(decode(image, depth), crop, side, f"image {n}")[0] for n, image in enumerate(arrays, 1)]
+    pixels = torch.cat(parts)
     return replace(as_data(pixels), depth=depth)
 
 
@@ -173,9 +196,12 @@ def _load(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if isinstance(name, str):
-            data = load(name, side=side, depth=options.depth, strict=options.strict, max_images=most, with_test=False)
+            data = load(
+                name, side=side, depth=options.depth, strict=options.strict, max_images=most, with_test=False,
+                crop=recipe.crop,
+            )  # fmt: skip
         else:
-            data = load_files(name, Reading(side, options.depth, options.strict, most, with_test=False))
+            data = load_files(name, Reading(side, options.depth, options.strict, most, False, recipe.crop))
     messages = [str(caught_warning.message) for caught_warning in caught]
     for text in messages:
         listener.warn(text)

@@ -115,7 +115,7 @@ def fit_model(
         references = references or reference_features(whole.encoder, preprocessing, images, turns)
         return ImageModel(whole, preprocessing, recipe.conditioning, recipe.score, references)
     assert aligned is not None
-    grey = is_grey(resize(prepared.data.train, preprocessing.size))
+    grey = is_grey(resize(prepared.data.train, preprocessing.frame))
     extractor = extractor_of(network, preprocessing, recipe.grid, recipe.features, recipe.pretrained, grey=grey)
     count = len(aligned.images[:first])
     return PatchModel.fit(

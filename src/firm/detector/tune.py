@@ -21,7 +21,7 @@ from firm.images.alignment import ILLUMINATION, Conditioned, Conditioning, has_d
 from firm.images.foreground import Rule, foreground, rule_for
 from firm.images.preprocess import Preprocessing, resize
 from firm.metrics.image import auroc
-from firm.networks.adaptor import Adapted
+from firm.networks.adaptor import COARSEST, Adapted
 from firm.networks.backbone import Backbone
 from firm.outliers.registry import KINDS, Mixture, PerlinBlend, make_outliers, scene_of
 from firm.recipes.recipe import AFTERWARDS, Recipe, change
@@ -49,6 +49,7 @@ KNOWN, INSPECTED = 60, 30  # good images of a trial: references, and inspected o
 EXPOSURE = 0.15  # random change of the inspected images' brightness
 TRIAL_CELL = 16  # px: cells of backbone features in the trial
 LOCAL_JITTER = 0.1  # limit on brightness and contrast jitter of patches after `local` illumination
+LARGE = 4 * 256 * 256  # pixels of an image from which the cost must grow no faster than them
 CORESET_RATIO = 0.01  # of all backbone cells, if each is compared with all
 CORESET_LEAST = 2000  # cells: leaving an image out of a smaller coreset says little about new images
 MANY, CORESET = 80_000, 8_000  # above this many encoder patches, each compared with all, keep a coreset of this size
@@ -106,7 +107,7 @@ def choose(
     if not recipe.automatic or (backbone is not None and not recipe.patchwise):
         return Tuned(recipe)
     size = recipe.size or data.size
-    images = resize(data.train, size) if data.train.shape[-1] > size else data.train
+    images = data.train if recipe.shape or data.train.shape[-1] <= size else resize(data.train, size)
     rule = rule_for(data.name, images) if "foreground" in recipe.automatic else recipe.conditioning.foreground
     texture = rule.method == "ones"
     listener.detail(f"foreground: {rule}, so it is treated as {'a texture' if texture else 'an object'}")
@@ -154,7 +155,7 @@ def coreset_ratio(recipe: Recipe, images: UInt8[Tensor, "n c h w"]) -> float:
     rows, columns = recipe.grid.shape(*images.shape[-2:]) if recipe.patchwise else (1, 1)
     patches = len(images) * rows * columns
     if recipe.pretrained.name:
-        return min(1.0, max(CORESET_RATIO, CORESET_LEAST / patches))
+        return min(1.0, max(CORESET_RATIO * min(1.0, LARGE / images[0, 0].numel()), CORESET_LEAST / patches))
     return CORESET / patches if patches > MANY else 1.0
 
 
@@ -260,7 +261,8 @@ def _trial_extractor(recipe: Recipe, trial: Trial, backbone: Backbone | None) ->
     if backbone is None:
         coarse = replace(grid, stride=max(grid.stride, grid.size // 2))
         return EncoderFeatures(None, Preprocessing(trial.known.shape[-1]), coarse, ("pixels",), is_grey(trial.known))
-    coarse = replace(grid, size=max(TRIAL_CELL, grid.size), stride=max(TRIAL_CELL, grid.stride))
+    cell = TRIAL_CELL if trial.known[0, 0].numel() <= LARGE else COARSEST
+    coarse = replace(grid, size=max(cell, grid.size), stride=max(cell, grid.stride))
     return UnadaptedFeatures(backbone, recipe.pretrained, coarse)
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Bool, UInt8
 from torch import Tensor
 
 from firm.errors import ImageError, SettingError
-from firm.images.preprocess import resize
+from firm.images.resize import resize
 
 Plane = npt.NDArray[np.uint8]  # one channel of one image, or a mask of zeros and ones
 METHODS = {"otsu": cv2.THRESH_OTSU, "triangle": cv2.THRESH_TRIANGLE}

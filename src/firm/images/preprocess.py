@@ -3,56 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
 from firm.errors import DataError, SettingError
+from firm.images.crop import Crop, part_of
 from firm.images.decode import Source, decode
+from firm.images.resize import Size, resample, runs_of
+from firm.images.resize import resize as resize
+from firm.images.resize import to_tensor as to_tensor
 from firm.types import FULL_DEPTH, Depth, Statistics
 
 BRIGHTNESS_SIDE = 64  # px at which brightness is measured, and images per batch
-
-
-def to_tensor(image: npt.NDArray[np.uint8]) -> UInt8[Tensor, "1 3 h w"]:
-    """A decoded image as a batch of one."""
-    return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))[None]
-
-
-def resize(images: UInt8[Tensor, "n c h w"], side: int) -> UInt8[Tensor, "n c side side"]:
-    """Resize to a square of `side`, bilinear and antialiased; images of that size are returned unchanged."""
-    if images.shape[-2:] == (side, side):
-        return images
-    resized = images.new_empty(*images.shape[:2], side, side)
-    for run in _runs(images):
-        resized[run] = _resample(images[run].float(), side).round().clamp(0, 255).to(torch.uint8)
-    return resized
-
-
-def resize_mask(mask: Bool[np.ndarray, "h w"], side: int) -> Bool[Tensor, "side side"]:
-    """Nearest-neighbour resize; a mark that would vanish is max-pooled instead."""
-    rows, columns = ((2 * np.arange(side) + 1) * length // (2 * side) for length in mask.shape)
-    nearest = mask[np.ix_(rows, columns)]
-    if nearest.any() or not mask.any():
-        return torch.from_numpy(nearest)
-    return F.adaptive_max_pool2d(torch.from_numpy(mask)[None].float(), side)[0] > 0
-
-
-def _runs(images: Tensor) -> list[slice]:
-    """Slices of about 64 MB as floats."""
-    step = max(1, 2**24 // max(1, images[:1].numel()))
-    return [slice(start, start + step) for start in range(0, len(images), step)]
-
-
-def _resample(images: Float[Tensor, "n c h w"], side: int) -> Float[Tensor, "n c side side"]:
-    return F.interpolate(images, size=(side, side), mode="bilinear", antialias=True, align_corners=False)
-
 
 UNCHANGED = Statistics((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
@@ -66,13 +32,21 @@ class Preprocessing:
     statistics: Statistics = UNCHANGED
     side: int = 0  # at which files are read; 0: as large as the view needs
     depth: Depth = FULL_DEPTH  # of files of more than 8 bits
+    shape: tuple[int, ...] = ()  # height and width of rectangular images; `size` is then the shorter of them
+    crop: Crop = field(default_factory=Crop)  # the part of a file that is read
 
     @property
-    def file_side(self) -> int:
-        """The side to which image files are resized first."""
-        return self.side or int(self.zoom * self.size)
+    def frame(self) -> tuple[int, int]:
+        """Height and width of the images that are encoded."""
+        return (self.shape[0], self.shape[1]) if self.shape else (self.size, self.size)
+
+    @property
+    def file_side(self) -> Size:
+        """The size to which image files are resized first."""
+        return self.frame if self.shape else self.side or int(self.zoom * self.size)
 
     def __post_init__(self) -> None:
+        check_shape(self.shape)
         if self.size < 1:
             raise SettingError(f"size {self.size} holds no pixel; use size >= 1")
         if not self.zoom >= 1:
@@ -85,17 +59,18 @@ class Preprocessing:
     def from_card(cls, card: dict[str, Any]) -> Preprocessing:
         """Read it from a detector's card."""
         statistics = Statistics(*(tuple(card["statistics"][name]) for name in ("mean", "std")))
-        return cls(card["size"], card["zoom"], statistics, card["side"], Depth(**card.get("depth", {})))
+        read = (card["size"], card["zoom"], statistics, card["side"], Depth(**card.get("depth", {})))
+        return cls(*read, tuple(card.get("shape", ())), Crop.from_card(card.get("crop", {})))
 
-    def read(self, source: Source) -> UInt8[Tensor, "1 3 side side"]:
+    def read(self, source: Source) -> UInt8[Tensor, "1 3 h w"]:
         """Read a file, an upload, an array or a Pillow image like the training images."""
-        return resize(to_tensor(decode(source, self.depth)), self.file_side)
+        return part_of(decode(source, self.depth), self.crop, self.file_side, "the image")[0]
 
     def test_view(self, images: UInt8[Tensor, "n c h w"]) -> Float[Tensor, "n 3 size size"]:
         """The one deterministic view: enlarge by `zoom`, crop the centre, normalise."""
         side, pixels = int(self.zoom * self.size), images.float()
         if images.shape[-2:] != (side, side):
-            pixels = _resample(pixels, side)
+            pixels = resample(pixels, (side, side))
         start = (side - self.size) // 2
         return self.normalise(pixels[..., start : start + self.size, start : start + self.size] / 255)
 
@@ -105,13 +80,19 @@ class Preprocessing:
         return (images.expand(-1, 3, -1, -1) - mean) / std
 
 
+def check_shape(shape: tuple[int, ...]) -> None:
+    """Refuse what is not the height and width of images."""
+    if shape and (len(shape) != 2 or min(shape) < 1):
+        raise SettingError(f"shape is {list(shape)}; give height and width in pixels, or [] for a square of `size`")
+
+
 def inlier_statistics(images: UInt8[Tensor, "n c h w"]) -> Statistics:
     """Mean and deviation per channel; the deviation is at least one grey level, so that noise is not amplified."""
     if images.numel() == 0:
         raise DataError("statistics need at least one image; the set of inliers is empty")
     count = images.numel() // images.shape[1]
     total = torch.zeros(2, images.shape[1], dtype=torch.float64)
-    for run in _runs(images):
+    for run in runs_of(images):
         pixels = images[run].cpu().double()
         total += torch.stack([pixels.sum((0, 2, 3)), pixels.square().sum((0, 2, 3))])  # whole numbers, so exact
     mean, square = total / count
@@ -125,9 +106,10 @@ def fingerprint(images: Tensor) -> str:
     return hashlib.sha256(str(tuple(images.shape)).encode() + pixels).hexdigest()[:16]
 
 
-def brightness(images: UInt8[Tensor, "n c h w"], ignored: Bool[Tensor, "s s"] | None = None) -> Float[Tensor, " n"]:
+def brightness(images: UInt8[Tensor, "n c h w"], ignored: Bool[Tensor, "a b"] | None = None) -> Float[Tensor, " n"]:
     """Mean grey level of each image, 0 to 1, without ignored pixels."""
     counting = torch.ones(BRIGHTNESS_SIDE, BRIGHTNESS_SIDE, dtype=torch.bool) if ignored is None else ~ignored.cpu()
     parts = images.split(BRIGHTNESS_SIDE) if len(images) else ()
-    levels = [resize(part, len(counting)).cpu().float().mean(1)[:, counting].mean(1) / 255 for part in parts]
+    size = (counting.shape[0], counting.shape[1])
+    levels = [resize(part, size).cpu().float().mean(1)[:, counting].mean(1) / 255 for part in parts]
     return torch.cat([torch.empty(0), *levels])

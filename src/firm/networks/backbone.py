@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +35,8 @@ class Facts:
 
 class Trunk(nn.Module):
     """A network without its classifier."""
+
+    reach: int | None = None  # px around a pixel that its features depend on; None: all of the image
 
     def stages(self, images: Float[Tensor, "n 3 h w"]) -> list[Tensor]:
         """The output of each stage, n, c, r, s, for normalised images."""
@@ -88,6 +91,17 @@ class Backbone(nn.Module):
     def finished(self, stage: int, averaged: Float[Tensor, "n c r s"]) -> Float[Tensor, "n c r s"]:
         """The features of a stage, counted from 1, once it is averaged over patches."""
         return self.trunk.finished(stage, averaged)
+
+
+def reach_of(layers: Iterable[nn.Module]) -> int:
+    """The reach of layers that follow each other; those beside others, of 1 x 1 pixel, are left out."""
+    reach, stride = 0, 1
+    for layer in layers:
+        if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
+            kernel, step = (each if isinstance(each, int) else each[0] for each in (layer.kernel_size, layer.stride))
+            if kernel > 1:
+                reach, stride = reach + kernel // 2 * stride, stride * int(step)
+    return reach
 
 
 def architecture(backbone: Backbone) -> Card:

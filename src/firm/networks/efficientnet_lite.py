@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from firm.networks.backbone import Trunk
+from firm.networks.backbone import Trunk, reach_of
 
 EPS = 1e-3  # of every batch norm, as the weights were trained with
 STEM = 32  # channels; neither stem nor first and last group are scaled
@@ -109,6 +109,7 @@ class EfficientNetLite(Trunk):
         for group in groups_of(name)[: self.ends[-1]]:
             self.blocks.append(_blocks(inside, group))
             inside = group.width
+        self.reach = reach_of(self.modules())
 
     def stages(self, images: Float[Tensor, "n 3 h w"]) -> list[Tensor]:
         """The last output before each halving, n, c, r, s: at strides 2, 4, 8, 16 and 32."""

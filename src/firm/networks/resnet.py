@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from firm.networks.backbone import Trunk
+from firm.networks.backbone import Trunk, reach_of
 
 UNIT = 64  # width of the published networks
 STEMS = {  # kernel, stride, whether max-pooling follows
@@ -69,6 +69,7 @@ class ResNet(Trunk):
             unit = width * 2**number
             self.add_module(layer, _layer(name, number, self.dim, unit))
             self.dim = unit * (WIDENING if SHAPES[name][1] else 1)
+        self.reach = reach_of(self.modules())
 
     def forward(self, images: Float[Tensor, "n 3 h w"]) -> Float[Tensor, "n d"]:
         return self.stages(images)[-1].mean(dim=(2, 3))

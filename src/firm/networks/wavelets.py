@@ -32,6 +32,8 @@ class Wavelets(Trunk):
     The filters are saved with a detector although they are not learnt, so that other versions of firm score the same.
     """
 
+    reach = 128
+
     lines: Tensor
     coarse: Tensor
     blur: Tensor

@@ -17,6 +17,8 @@ from typing import Any
 
 from firm.errors import SettingError
 from firm.images.alignment import Conditioning
+from firm.images.crop import Crop
+from firm.images.preprocess import check_shape
 from firm.networks.adaptor import Pretrained
 from firm.networks.heads import Encoder
 from firm.outliers.registry import OUTLIERS, Rotations
@@ -66,6 +68,8 @@ class Recipe:
     training: Training = field(default_factory=Training)
     score: Scoring = field(default_factory=lambda: Scoring(by=Knn(k=1)))
     size: int = 0  # side of the images that are encoded, whole or in patches; 0: the data set's own
+    shape: tuple[int, ...] = ()  # height and width of images in patches, in place of a square of `size`
+    crop: Crop = field(default_factory=Crop)  # the part of an image that is read
     zoom: float = 1.125  # enlargement before the centre crop when testing
     normalise: str = "published"  # statistics; falls back to those of the inliers
     conditioning: Conditioning = field(default_factory=Conditioning)
@@ -81,6 +85,9 @@ class Recipe:
             raise SettingError(f"normalise is {self.normalise!r}; use one of {', '.join(NORMALISE)}")
         if unknown := sorted(set(self.automatic) - set(AUTOMATIC)):
             raise SettingError(f"{unknown[0]!r} is not chosen automatically; {', '.join(AUTOMATIC)} can be")
+        check_shape(self.shape)
+        if self.shape and not self.patchwise:
+            raise SettingError("shape is of images in patches; whole images are squares, so set size")
         kinds = kinds_of(self.features)
         if len(kinds) > 1 and not self.memory.standardise:
             raise SettingError(f"features={self.features} adds scores of different scales; set memory.standardise=true")

@@ -83,7 +83,9 @@ def _write_table(path: Path, rows: list[str]) -> None:
 def _part(
     image: UInt8[Tensor, "c h w"], heat: Float[Tensor, "r s"], score: float, kind: str, file: str, by: Calibration
 ) -> Part:
-    picture = resize(image[None].expand(-1, 3, -1, -1), SIDE)[0].permute(1, 2, 0).numpy()
+    longer = max(image.shape[-2:])
+    size = (max(1, SIDE * image.shape[-2] // longer), max(1, SIDE * image.shape[-1] // longer))
+    picture = resize(image[None].expand(-1, 3, -1, -1), size)[0].permute(1, 2, 0).numpy()
     name = named(Path(file).name)
     short = name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}"  # names differ at their ends
     if not heat.numel():

@@ -199,8 +199,8 @@ def _pixel_floor(detector: Detector, data: OneClass) -> Located:
 
 def _synthetic(detector: Detector, kept: Images, learnt: Images) -> Measured:
     """AUROC of images and pixels on good images with and without defects of every kind, in varied brightness."""
-    model, side = detector.model, detector.model.preprocessing.size
-    images, donors = resize(kept, side), resize(learnt[:DONORS], side)
+    model, frame = detector.model, detector.model.preprocessing.frame
+    images, donors = resize(kept, frame), resize(learnt[:DONORS], frame)
     scene = scene_of(images, donors, model.ignored, rule=detector.recipe.conditioning.foreground)
     plain = model.locate(_exposed(images, "good"))
     defective, nowhere = torch.arange(2 * len(images)) >= len(images), torch.zeros(plain.maps.shape, dtype=torch.bool)

@@ -80,7 +80,7 @@ class Model(Protocol):
     has_maps: bool
 
     @property
-    def ignored(self) -> Bool[Tensor, "s s"] | None:
+    def ignored(self) -> Bool[Tensor, "a b"] | None:
         """Pixels that never decide, of images as they come."""
 
     def score(self, images: Images, on_chunk: OnChunk | None = None) -> Scores:
@@ -122,7 +122,7 @@ class ImageModel(nn.Module, Model):
     """Whole images compared by their embeddings: of the encoder, or of a frozen backbone with an adaptor."""
 
     has_maps = False
-    ignored: Bool[Tensor, "s s"] | None = None
+    ignored: Bool[Tensor, "a b"] | None = None
 
     def __init__(
         self,
@@ -266,8 +266,8 @@ class PatchModel(nn.Module, Model):
     """Patches compared with the banks of good patches; network, banks and masks move to a device together."""
 
     has_maps = True
-    ignore_mask: Bool[Tensor, "s s"] | None
-    typical: UInt8[Tensor, "k s s"] | None  # what aligned parts show, in the place of ignored pixels
+    ignore_mask: Bool[Tensor, "a b"] | None
+    typical: UInt8[Tensor, "k a b"] | None  # what aligned parts show, in the place of ignored pixels
 
     def __init__(
         self,
@@ -276,8 +276,8 @@ class PatchModel(nn.Module, Model):
         conditioning: Conditioning,
         scorer: PatchScorer,
         *,
-        ignored: Bool[Tensor, "s s"] | None = None,
-        typical: UInt8[Tensor, "k s s"] | None = None,
+        ignored: Bool[Tensor, "a b"] | None = None,
+        typical: UInt8[Tensor, "k a b"] | None = None,
     ) -> None:
         super().__init__()
         self.network = extractor.network
@@ -298,7 +298,7 @@ class PatchModel(nn.Module, Model):
         seed: int,
         parts: Parts | None = None,
         cells: Float[Tensor, "n r c d"] | None = None,
-        typical: UInt8[Tensor, "k s s"] | None = None,
+        typical: UInt8[Tensor, "k a b"] | None = None,
     ) -> PatchModel:
         """Remember the patches of aligned good images; `cells` are their backbone features, where these are known."""
         if cells is not None and isinstance(extractor, BackboneFeatures):
@@ -317,7 +317,7 @@ class PatchModel(nn.Module, Model):
         return Patches(_finite(self.scorer.scores(cells, features).cpu()), cells, features)
 
     @property
-    def ignored(self) -> Bool[Tensor, "s s"] | None:
+    def ignored(self) -> Bool[Tensor, "a b"] | None:
         """Pixels that never decide, on the CPU, where images are aligned."""
         return None if self.ignore_mask is None else self.ignore_mask.cpu()
 
@@ -326,12 +326,12 @@ class PatchModel(nn.Module, Model):
         return torch.cat([torch.empty(0), *parts])
 
     def locate(self, images: Images, on_chunk: OnChunk | None = None) -> Located:
-        scores, maps, side = [], [], self.preprocessing.size
+        scores, maps = [torch.empty(0)], [torch.empty(0, *self.preprocessing.frame)]
         for chunk in _chunks(images, on_chunk):
             examination = self.examine(chunk)
             scores.append(examination.scores)
             maps.append(examination.maps)
-        return Located(torch.cat([torch.empty(0), *scores]), torch.cat([torch.empty(0, side, side), *maps]))
+        return Located(torch.cat(scores), torch.cat(maps))
 
     def examine(self, images: Images) -> Examination:
         aligned = self.align(images)
@@ -340,7 +340,7 @@ class PatchModel(nn.Module, Model):
 
     def align(self, images: Images) -> Conditioned:
         """The images as the features are computed of them."""
-        return self.conditioning(resize(images, self.preprocessing.size), self.ignored).completed(self.typical)
+        return self.conditioning(resize(images, self.preprocessing.frame), self.ignored).completed(self.typical)
 
     def score_aligned(self, aligned: Conditioned, on_chunk: OnChunk | None = None) -> Scores:
         """The scores of images that are aligned already."""
@@ -364,7 +364,7 @@ class PatchModel(nn.Module, Model):
         return self.extractor.describe()
 
     def pictures(self, images: Images, aligned: Conditioned | None) -> UInt8[Tensor, "_ c _ _"]:
-        resized = resize(images, self.preprocessing.size)
+        resized = resize(images, self.preprocessing.frame)
         return (resized if aligned is None else aligned.moved_alike(resized)).cpu()
 
     def baseline(self, memory: Memory, aligned: Conditioned | None, parts: Parts, *, seed: int) -> PatchModel | None:

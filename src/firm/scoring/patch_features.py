@@ -4,6 +4,7 @@ Plain pixels are the baseline: a learnt feature that does not beat them is of no
 """
 
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -24,6 +25,8 @@ PIXELS = "pixels"  # the only kind that needs no network
 CHUNK = 16  # images whose features are computed together
 TILES = 512  # patches passed to the encoder together
 MOST_PIXELS = 256  # numbers per patch; larger patches are averaged down to it
+TILED = 2**21  # pixels of an image above which the backbone sees it in tiles
+TILE = 1024  # px of their sides: a multiple of every stride
 FIELDS = {1: 4, 2: 2, 3: 2, 4: 1}  # stage -> fields along each side of a tile over which it is averaged
 
 Features = dict[str, Float[Tensor, "n r c _"]]  # kind of feature -> features of every patch
@@ -167,17 +170,47 @@ def cell_features(
 ) -> Float[Tensor, "n r c d"]:
     """Backbone features of every cell averaged with its neighbours: several stages side by side, on the CPU."""
     rows, columns = grid.shape(*images.shape[-2:])
-    device = backbone.mean.device
-    padded = mirrored(backbone.normalise(images.to(device).float() / 255), settings.margin)
-    stages = backbone.stages(padded)
-    first = settings.margin // grid.stride
+    reach, first = backbone.trunk.reach, settings.margin // grid.stride
+    if reach is None or images.shape[-2] * images.shape[-1] <= TILED:
+        padded = mirrored(backbone.normalise(images.to(backbone.mean.device).float() / 255), settings.margin)
+        inner = slice(first, first + rows), slice(first, first + columns)
+        return _cells_of(backbone, settings, grid, padded, inner).cpu()
+    padded = mirrored(images.float(), settings.margin).to(torch.uint8)
+    # the tile's own border shows nowhere if it is farther away than the features, averaged over `pool` cells, see
+    around = COARSEST * -(-(reach + settings.pool * COARSEST) // COARSEST)
+    result = torch.empty(len(images), rows, columns, feature_count(settings, backbone.facts))
+    sides = [
+        _tiles(length, first, count, around, grid.stride)
+        for length, count in zip(padded.shape[-2:], (rows, columns), strict=True)
+    ]
+    for (down, inner_rows, to_rows), (across, inner_columns, to_columns) in product(*sides):
+        tile = backbone.normalise(padded[:, :, down, across].to(backbone.mean.device).float() / 255)
+        result[:, to_rows, to_columns] = _cells_of(backbone, settings, grid, tile, (inner_rows, inner_columns)).cpu()
+    return result
+
+
+def _cells_of(
+    backbone: Backbone, settings: Pretrained, grid: Grid, padded: Float[Tensor, "n 3 a b"], inner: tuple[slice, slice]
+) -> Float[Tensor, "n r c d"]:
+    """The features of the inner cells of images that are normalised and padded."""
+    stages, parts = backbone.stages(padded), []
     size = padded.shape[-2] // grid.stride, padded.shape[-1] // grid.stride
-    parts = []
     for stage in settings.stages_of(backbone.facts):
         cells = _at_stride(stages[stage - 1], size, settings)
-        inner = cells[:, :, first : first + rows, first : first + columns]
-        parts.append(backbone.finished(stage, inner))
-    return torch.cat(parts, dim=1).permute(0, 2, 3, 1).float().cpu()
+        parts.append(backbone.finished(stage, cells[:, :, inner[0], inner[1]]))
+    return torch.cat(parts, dim=1).permute(0, 2, 3, 1).float()
+
+
+def _tiles(length: int, first: int, cells: int, around: int, stride: int) -> list[tuple[slice, slice, slice]]:
+    """Along a padded side: what a tile reads, the cells it gives in its own numbers, and in those of the grid."""
+    tiles = []
+    for begin in range(0, length, TILE):
+        end, low = min(length, begin + TILE), max(0, begin - around)
+        given = slice(max(begin // stride, first), min(end // stride, first + cells))
+        if given.start < given.stop:
+            own = slice(given.start - low // stride, given.stop - low // stride)
+            tiles.append((slice(low, min(length, end + around)), own, slice(given.start - first, given.stop - first)))
+    return tiles
 
 
 def mirrored(images: Float[Tensor, "n 3 h w"], margin: int) -> Float[Tensor, "n 3 a b"]:
@@ -208,17 +241,17 @@ def _at_stride(
     return F.interpolate(smooth, size=size, mode="bilinear", align_corners=False)
 
 
-def check_cells(settings: Pretrained, grid: Grid, side: int) -> None:
+def check_cells(settings: Pretrained, grid: Grid, frame: tuple[int, int]) -> None:
     """Refuse cells to which the stages of a backbone cannot be resampled."""
     if grid.size != grid.stride or grid.stride & (grid.stride - 1) or grid.stride > COARSEST:
         raise SettingError(
             f"features of {settings.name} describe square cells side by side; set tiling.size and tiling.stride to "
             f"one of 4, 8, 16, 32, not {grid.size} and {grid.stride}"
         )
-    if side % grid.stride or side <= settings.margin + COARSEST:
+    if any(side % grid.stride or side <= settings.margin + COARSEST for side in frame):
         raise SettingError(
-            f"images of {side} px do not fall into cells of {grid.stride} px for {settings.name}; set size to a "
-            f"multiple of it above {settings.margin + COARSEST}"
+            f"images of {frame[1]} x {frame[0]} px do not fall into cells of {grid.stride} px for {settings.name}; "
+            f"set size or shape to a multiple of it above {settings.margin + COARSEST}"
         )
 
 
