@@ -66,28 +66,30 @@ def search_plan(
 ) -> SearchPlan | None:
     """Which keys each cell is compared with: those of the cells around it, or all (radius -1: None).
 
-    `cell` is the grid cell of each key, row-major and ascending; `radius`, `k` and `owner` as in `search_radii`.
+    `cell` is the grid cell of each key; keys of one cell are in a row. `radius`, `k` and `owner` as in `search_radii`.
     """
     if radius < 0:
         return None
     count = math.prod(shape)
-    ends = cell.bincount(minlength=count).cumsum(0).tolist()
+    cells, each = cell.unique_consecutive(return_counts=True)
+    ends = each.cumsum(0).tolist()
     radii = search_radii(cell, shape, radius, k, owner).numpy()
     row, column = np.indices(shape)
     alike: dict[int, list[tuple[int, Tensor]]] = {}  # by the number of keys
-    for (at_row, at_column), begin, end in zip(np.ndindex(shape), [0, *ends], ends, strict=False):
+    for at, begin, end in zip(cells.tolist(), [0, *ends], ends, strict=False):
+        at_row, at_column = divmod(at, shape[1])
         near = torch.from_numpy(np.flatnonzero(np.maximum(abs(row - at_row), abs(column - at_column)) <= radii))
         for rows in _blocks(begin, end):
             alike.setdefault(rows.stop - rows.start, []).append((rows.start, near))
     padded = [pad_sequence([near for _, near in blocks], True, -1) for blocks in alike.values()]
     places = torch.cat([near.flatten() for near in padded])
     found = places.argsort(stable=True)[int((places < 0).sum()) :]
-    each = places.clamp(min=-1).add(1).bincount(minlength=count + 1)[1:].tolist()
+    views = places.clamp(min=-1).add(1).bincount(minlength=count + 1)[1:].tolist()
     steps = [
         SearchStep([start for start, _ in blocks], length, near.clamp(min=0))
         for (length, blocks), near in zip(alike.items(), padded, strict=True)
     ]
-    return SearchPlan(steps, pad_sequence(found.split(each), True, len(places)))
+    return SearchPlan(steps, pad_sequence(found.split(views), True, len(places)))
 
 
 def search_radii(

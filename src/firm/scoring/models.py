@@ -190,14 +190,14 @@ class PatchScorer(nn.Module):
         hidden = aligned.hidden()
         free = None if hidden is None else grid.parts(~hidden)
         visible = None if free is None else free > 0
-        banks = {
-            kind: remember(kind, values, memory, rng=stream(seed, "bank", kind), parts=parts, visible=visible)
-            for kind, values in features.items()
-        }
-        if memory.neighbourhood < 0:
-            return cls(grid, banks, torch.zeros(*next(iter(features.values())).shape[1:3]))
-        share = grid.parts(aligned.foreground)
-        present = share.mean(0) if free is None else share.sum(0) / free.sum(0).clamp(min=SMALLEST)
+        present, weight, banks = torch.zeros(*next(iter(features.values())).shape[1:3]), None, {}
+        if memory.neighbourhood >= 0:
+            share = grid.parts(aligned.foreground)
+            present = share.mean(0) if free is None else share.sum(0) / free.sum(0).clamp(min=SMALLEST)
+            weight = (present / grid.min_foreground).clamp(max=1) if grid.min_foreground else None
+        for kind, values in features.items():
+            rng = stream(seed, "bank", kind)
+            banks[kind] = remember(kind, values, memory, rng=rng, parts=parts, visible=visible, weight=weight)
         return cls(grid, banks, present)
 
     def of(self, kinds: Iterable[str], grid: Grid | None = None) -> PatchScorer:

@@ -9,17 +9,17 @@ from typing import ClassVar
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from firm.errors import DataError, ModelFileError, SettingError
-from firm.scoring.coreset import SAMPLERS
+from firm.scoring.coreset import SAMPLERS, coreset_of_places
 from firm.scoring.knn import BLOCK, SearchPlan, largest_products, search_plan, search_radii, unit
+from firm.scoring.place_statistics import statistics
 
 QUERIES = 16384  # patches searched for in one pass over the bank
+LIGHTEST = 0.01  # weight of a place in the choice of what is kept: new images may count where good ones do not
+SAMPLE = 32  # images by which the coresets of places are given their sizes
 IMAGES = 16  # whose patches are added to a prototype at once
-PRIOR = 10  # images that the variance of all places counts as at each place
 ISOLATED = 5.0  # deviations from which a good patch that no other part supports is left out: it may be a defect
-SMALLEST = 1e-6  # deviation: ten times what float32 leaves of a cosine of one
 METRICS = ("cosine", "l2")
 BY_DIRECTION = ("encoder", "projection")  # learnt features are compared by their direction, all others by distance
 BY_MEAN = "projection"  # compared with the mean of the good patches, not with each of them
@@ -34,7 +34,7 @@ class Memory:
     """Which normal patches the bank keeps, and with which of them a patch is compared."""
 
     sampling_ratio: float = 1.0  # the part of all normal patches that is kept
-    sampling: str = "random"  # or coreset: greedy k-center, which leaves no patch far from a kept one
+    sampling: str = "random"  # or coreset: greedy k-center, of each place where a neighbourhood is set
     neighbourhood: int = -1  # compare only with patches at most so many cells away (position counts); -1: with all
     standardise: bool = False  # scores as deviations from what good images score at the same place
     k: int = 1
@@ -136,12 +136,12 @@ class PatchReference(nn.Module):
 
 
 class Bank(PatchReference):
-    """Normal patches and their places, ordered by cell."""
+    """Normal patches and their places; those of one cell are in a row."""
 
     TENSORS = ("vectors", "image", "cell", "mean", "deviation")
     vectors: Float[Tensor, "m e"]  # keys as `Memory.keys` makes them
     image: Int[Tensor, " m"]
-    cell: Int[Tensor, " m"]  # row-major, ascending
+    cell: Int[Tensor, " m"]  # row-major
 
     @property
     def dim(self) -> int:
@@ -164,11 +164,13 @@ class Bank(PatchReference):
         """
         return self._search(features, self.search_plan)
 
-    def leave_one_out(self, features: PatchFeatures, parts: Parts | None = None) -> Cells:
+    def leave_one_out(
+        self, features: PatchFeatures, parts: Parts | None = None, which: Int[Tensor, " s"] | None = None
+    ) -> Cells:
         """Distances of the images the bank was fitted to, in that order, each to the patches of the others.
 
-        With `parts` an image is compared only with those of other parts. A cell searches further, as in `distances`,
-        until there are k patches of others whichever image is left out.
+        With `parts` an image is compared only with those of other parts; `which` are the images that are compared. A
+        cell searches further, as in `distances`, until there are k patches of others whichever image is left out.
         """
         owner = (torch.arange(len(features)) if parts is None else parts).to(self.image.device)
         key_owner, k = owner[self.image], self.memory.k
@@ -179,6 +181,8 @@ class Bank(PatchReference):
                 "give more good images, keep more patches or set memory.standardise to False"
             )
         plan = search_plan(self.cell.cpu(), self.shape, self.memory.neighbourhood, k, key_owner.cpu())
+        if which is not None:
+            return self._search(features[which], plan, owners=(owner[which], key_owner))
         return self._search(features, plan, owners=(owner, key_owner))
 
     def weights(self, patches: Float[Tensor, "p d"], cells: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
@@ -268,12 +272,13 @@ def remember(
     rng: torch.Generator,
     parts: Parts | None = None,
     visible: Visible | None = None,
+    weight: Float[Tensor, "r c"] | None = None,
 ) -> PatchReference:
     """A bank of good patches; behind the head, where these lie together, their mean."""
     settings = memory_for(memory, kind)
     if kind == BY_MEAN:
         return fit_prototype(features, settings, parts=parts, visible=visible)
-    return fit_bank(features, settings, rng=rng, parts=parts, visible=visible)
+    return fit_bank(features, settings, rng=rng, parts=parts, visible=visible, weight=weight)
 
 
 def fit_bank(
@@ -283,33 +288,40 @@ def fit_bank(
     rng: torch.Generator,
     parts: Parts | None = None,
     visible: Visible | None = None,
+    weight: Float[Tensor, "r c"] | None = None,
 ) -> Bank:
     """The bank of good images, given as their features on the grid; `parts` numbers the part each image shows.
+
+    A coreset of places keeps more patches where a score has more `weight`.
 
     Only patches that are `visible` are kept and enter the statistics of their place. With `memory.standardise` a patch
     that is far from those of all other parts is left out, so that a few defective images do no harm.
     """
     visible = _checked_visible(features, memory, visible)
-    n, rows, columns, dim = features.shape
-    cells, flat = rows * columns, features.flatten(0, 2)
+    n, rows, columns, _ = features.shape
     among = visible.flatten().nonzero().squeeze(1)
     kept = memory.kept(len(among))
     for name, needed in (("k", memory.k), ("reweight", memory.reweight)):
         if kept < needed:
             raise SettingError(f"memory.{name} is {needed}, but only {kept} patches are kept; keep more or lower it")
-    if kept < len(among):
+    owner = _owner(parts, n)
+    if kept < len(among) and memory.neighbourhood >= 0 and memory.sampling == "coreset":
+        deviation = features.new_ones(rows, columns)
+        if memory.standardise:
+            sample = torch.arange(min(n, SAMPLE)) * n // min(n, SAMPLE)
+            scores = _bank_of(features, memory, among).leave_one_out(features, owner, sample)
+            deviation = statistics(scores, visible[sample])[1]
+        counts = (deviation.new_ones(()) if weight is None else weight.clamp(min=LIGHTEST)) / deviation
+        of_places = features.flatten(1, 2), visible.flatten(1), counts.flatten()
+        among = coreset_of_places(*of_places, kept, memory.metric)
+    elif kept < len(among):
+        flat = features.flatten(0, 2)
         patches = flat if len(among) == len(flat) else flat[among]
-        among = among[SAMPLERS[memory.sampling](patches, kept, memory.metric, rng).sort().values]
-    among = among[(among % cells).argsort(stable=True)]
-    vectors = features.new_empty(kept, dim + (memory.metric == "l2"), dtype=torch.float32)
-    for chunk in torch.arange(kept).split(QUERIES):  # no second copy of a large bank
-        vectors[chunk] = memory.keys(flat[among[chunk]])
-    mean, deviation = vectors.new_zeros(rows, columns), vectors.new_ones(rows, columns)
-    places = {"image": among // cells, "cell": among % cells}
-    bank = Bank(memory, {"vectors": vectors, **places, "mean": mean, "deviation": deviation})
+        among = among[SAMPLERS[memory.sampling](patches, kept, memory.metric, rng)]
+    bank = _bank_of(features, memory, among)
     if not memory.standardise:
         return bank
-    scores = bank.leave_one_out(features, _owner(parts, n))
+    scores = bank.leave_one_out(features, owner)
     bank.mean, bank.deviation = statistics(scores, visible)
     alone = bank.standardised(scores) > ISOLATED
     supported = ~alone.flatten(1)[bank.image, bank.cell]
@@ -318,6 +330,22 @@ def fit_bank(
     mean, deviation = statistics(scores, visible & ~alone)  # hardly any patch is nearest to one that is alone
     keys = {name: getattr(bank, name)[supported] for name in ("vectors", "image", "cell")}
     return Bank(memory, {**keys, "mean": mean, "deviation": deviation})
+
+
+def _bank_of(features: PatchFeatures, memory: Memory, patches: Int[Tensor, " m"]) -> Bank:
+    """The bank of these patches, numbered image by image; not standardised yet."""
+    flat, cells = features.flatten(0, 2), math.prod(features.shape[1:3])
+    cell, image = patches % cells, patches // cells
+    order = cell * len(features) + image
+    if memory.neighbourhood >= 0:  # cells with equally many patches side by side are compared together, uncopied
+        order += cell.bincount(minlength=cells)[cell] * len(flat)
+    patches = patches[order.argsort()]
+    vectors = features.new_empty(len(patches), features.shape[3] + (memory.metric == "l2"), dtype=torch.float32)
+    for chunk in torch.arange(len(patches)).split(QUERIES):  # no second copy of a large bank
+        vectors[chunk] = memory.keys(flat[patches[chunk]])
+    mean, deviation = vectors.new_zeros(features.shape[1:3]), vectors.new_ones(features.shape[1:3])
+    places = {"image": patches // cells, "cell": patches % cells}
+    return Bank(memory, {"vectors": vectors, **places, "mean": mean, "deviation": deviation})
 
 
 def fit_prototype(
@@ -343,24 +371,6 @@ def fit_prototype(
         scores = torch.cat([_cosine_distances(features[chunk], others[chunk]) for chunk in chunks])
         prototype.mean, prototype.deviation = statistics(scores, visible)
     return prototype
-
-
-def statistics(scores: Cells, visible: Visible) -> tuple[Float[Tensor, "r c"], Float[Tensor, "r c"]]:
-    """Mean and deviation of the visible scores of good images at each place.
-
-    Variances are averaged over 3 x 3 cells and drawn towards that of all places, the more the fewer images there are:
-    as if `PRIOR` more images had it. No deviation is below half the median: where good images happen to agree, a small
-    difference must not raise an alarm. A place that is never seen has the mean of all.
-    """
-    count = visible.sum(0)
-    means = (scores.where(visible, 0).sum(0) / count.clamp(min=1)).where(count > 0, scores[visible].mean())
-    squares = (scores - means).square().where(visible, 0).sum(0)
-    free = (count - 1).clamp(min=0)  # degrees of freedom
-    pooled = squares.sum() / free.sum().clamp(min=1)
-    summed = F.avg_pool2d(torch.stack([squares / free.clamp(min=1), (free > 0).float()]), 3, stride=1, padding=1)
-    around = (summed[0] / summed[1]).where(summed[1] > 0, pooled)  # over the places that have a variance
-    deviation = ((count * around + PRIOR * pooled) / (count + PRIOR)).sqrt()
-    return means, deviation.clamp(min=float(deviation.quantile(0.5)) / 2).clamp(min=SMALLEST)
 
 
 def _checked_visible(features: PatchFeatures, memory: Memory, visible: Visible | None) -> Visible:
