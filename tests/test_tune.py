@@ -168,7 +168,7 @@ def test_a_coreset_of_backbone_cells_is_a_hundredth_but_never_tiny():
     assert coreset_ratio(recipe, many) == CORESET_RATIO
     near = change(recipe, {"memory.neighbourhood": 2})
     assert [coreset_ratio(near, many[:count]) for count in (10, KEPT_AT_PLACE, 96)] == [1, 1, KEPT_AT_PLACE / 96]
-    assert coreset_ratio(change(near, {"pretrained.name": ""}), many) == 1
+    assert coreset_ratio(change(INSPECT, {"size": 64}), many) == 1
 
 
 def test_what_is_set_stays():

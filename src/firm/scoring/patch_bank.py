@@ -27,6 +27,7 @@ Cells = Float[Tensor, "n r c"]
 PatchFeatures = Float[Tensor, "n r c d"]
 Parts = Int[Tensor, " n"]
 Visible = Bool[Tensor, "n r c"]
+Owners = tuple[Int[Tensor, " n"], Int[Tensor, " m"]] | None  # of images and of keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,15 +111,15 @@ class PatchReference(nn.Module):
         """How many numbers describe a patch."""
         raise NotImplementedError
 
-    def distances(self, features: PatchFeatures) -> Cells:
-        """The distance of every patch to what is normal."""
+    def distances(self, features: PatchFeatures, needed: Visible | None = None) -> Cells:
+        """The distance of every patch to what is normal; where it is not `needed` it may be infinite."""
         raise NotImplementedError
 
     def weights(self, patches: Float[Tensor, "p d"], cells: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
         """How much patches at these cells count in the score of an image."""
         raise NotImplementedError
 
-    def score(self, features: PatchFeatures) -> Cells:
+    def score(self, features: PatchFeatures, needed: Visible | None = None) -> Cells:
         """The distance of every patch, standardised if set."""
         expected = (*self.shape, self.dim)
         if features.shape[1:] != expected:
@@ -126,7 +127,7 @@ class PatchReference(nn.Module):
                 f"features {tuple(features.shape[1:])} do not fit patches of {expected}; "
                 "use the encoder, image size and tiling of the fit"
             )
-        return self.standardised(self.distances(features))
+        return self.standardised(self.distances(features, needed))
 
     forward = score
 
@@ -157,12 +158,12 @@ class Bank(PatchReference):
         """How many cells around itself each cell is compared with."""
         return search_radii(self.cell.cpu(), self.shape, self.memory.neighbourhood, self.memory.k).flatten()
 
-    def distances(self, features: PatchFeatures) -> Cells:
+    def distances(self, features: PatchFeatures, needed: Visible | None = None) -> Cells:
         """Equation 6, negated, for every patch: the mean distance to its k nearest normal patches.
 
         A cell with fewer than k patches in its neighbourhood searches as little further as it takes to have them.
         """
-        return self._search(features, self.search_plan)
+        return self._search(features, self.search_plan, needed=needed)
 
     def leave_one_out(
         self, features: PatchFeatures, parts: Parts | None = None, which: Int[Tensor, " s"] | None = None
@@ -181,9 +182,8 @@ class Bank(PatchReference):
                 "give more good images, keep more patches or set memory.standardise to False"
             )
         plan = search_plan(self.cell.cpu(), self.shape, self.memory.neighbourhood, k, key_owner.cpu())
-        if which is not None:
-            return self._search(features[which], plan, owners=(owner[which], key_owner))
-        return self._search(features, plan, owners=(owner, key_owner))
+        some = slice(None) if which is None else which
+        return self._search(features[some], plan, owners=(owner[some], key_owner))
 
     def weights(self, patches: Float[Tensor, "p d"], cells: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
         """PatchCore's weights: 1 - exp(d*) / sum of exp(d).
@@ -220,7 +220,7 @@ class Bank(PatchReference):
         return products.masked_fill(torch.maximum(down, across) > radius[:, None], -math.inf)
 
     def _search(
-        self, features: PatchFeatures, plan: SearchPlan | None, owners: tuple[Tensor, Tensor] | None = None
+        self, features: PatchFeatures, plan: SearchPlan | None, owners: Owners = None, needed: Visible | None = None
     ) -> Cells:
         """A few images at a time; with owners (of images, of keys) an image is compared only with keys of others."""
         memory, n = self.memory, len(features)
@@ -231,7 +231,9 @@ class Bank(PatchReference):
             by_cell = features[part].flatten(1, 2).transpose(0, 1)
             queries = memory.queries(by_cell.flatten(0, 1))
             owned = None if owners is None else (owners[0][part], owners[1])
-            largest = largest_products(self.vectors, plan, queries.unflatten(0, by_cell.shape[:2]), memory.k, owned)
+            some = None if needed is None else needed[part].flatten(1).any(0).cpu()
+            asked = queries.unflatten(0, by_cell.shape[:2])
+            largest = largest_products(self.vectors, plan, asked, memory.k, owned, some)
             distances = memory.distances(queries, largest.flatten(0, 1)).mean(1)
             result[part] = distances.view(by_cell.shape[:2]).T.unflatten(1, self.shape)
         return result
@@ -251,7 +253,7 @@ class Prototype(PatchReference):
     def dim(self) -> int:
         return len(self.direction)
 
-    def distances(self, features: PatchFeatures) -> Cells:
+    def distances(self, features: PatchFeatures, needed: Visible | None = None) -> Cells:
         return _cosine_distances(features, self.direction.expand(len(features), -1))
 
     def weights(self, patches: Float[Tensor, "p d"], cells: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
@@ -292,21 +294,19 @@ def fit_bank(
 ) -> Bank:
     """The bank of good images, given as their features on the grid; `parts` numbers the part each image shows.
 
-    A coreset of places keeps more patches where a score has more `weight`.
-
-    Only patches that are `visible` are kept and enter the statistics of their place. With `memory.standardise` a patch
-    that is far from those of all other parts is left out, so that a few defective images do no harm.
+    Only patches that are `visible` are kept and enter the statistics of their place; a coreset keeps more where a score
+    has more `weight`. With `memory.standardise` a patch that is far from those of all other parts is left out, so that
+    a few defective images do no harm.
     """
     visible = _checked_visible(features, memory, visible)
-    n, rows, columns, _ = features.shape
+    n, owner = len(features), _owner(parts, len(features))
     among = visible.flatten().nonzero().squeeze(1)
     kept = memory.kept(len(among))
     for name, needed in (("k", memory.k), ("reweight", memory.reweight)):
         if kept < needed:
             raise SettingError(f"memory.{name} is {needed}, but only {kept} patches are kept; keep more or lower it")
-    owner = _owner(parts, n)
     if kept < len(among) and memory.neighbourhood >= 0 and memory.sampling == "coreset":
-        deviation = features.new_ones(rows, columns)
+        deviation = features.new_ones(features.shape[1:3])
         if memory.standardise:
             sample = torch.arange(min(n, SAMPLE)) * n // min(n, SAMPLE)
             scores = _bank_of(features, memory, among).leave_one_out(features, owner, sample)
