@@ -65,9 +65,17 @@ class Page:
         settings = {"media": media, "features": [{"name": name, "value": value} for name, value in features.items()]}
         self._command("Emulation.setEmulatedMedia", settings)
 
-    def photograph(self, path: Path, height: int | None = None) -> None:
+    def resize(self, width: int | None) -> None:
+        """See the page in a window as wide, or in its own again."""
+        if width is None:
+            self._command("Emulation.clearDeviceMetricsOverride", {})
+        else:
+            size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+            self._command("Emulation.setDeviceMetricsOverride", size)
+
+    def photograph(self, path: Path, height: int | None = None, width: int | None = None) -> None:
         """The page, or so many pixels from its top, in a window as high: what is out of sight need not be drawn."""
-        self._command("Emulation.clearDeviceMetricsOverride", {})
+        self.resize(width)
         width, whole = self.run("return [innerWidth, document.documentElement.scrollHeight]")
         seen = min(whole, height or whole)
         size = {"width": width, "height": seen, "deviceScaleFactor": 1, "mobile": False}

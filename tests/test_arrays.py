@@ -206,6 +206,13 @@ def test_a_verdict_is_plotted(detector: Detector, parts: list[Path], arrays: lis
         np.testing.assert_array_equal(picture.images[0].get_array(), detector.examine(source).picture)
         assert len(picture.patches) == len(verdict.regions)
         np.testing.assert_array_equal(heat.images[1].get_array(), detector.examine(source).heat)
+        height, width = verdict.map.shape
+        assert verdict.mask.shape == (height, width) == detector.examine(source).picture.shape[:2]
+        inside = np.zeros((height, width), bool)
+        for top, left, bottom, right in (region.box for region in verdict.regions):
+            inside[top:bottom, left:right] = True
+        assert (inside | ~verdict.mask).all()
+        assert verdict.mask.any() == bool(verdict.regions)
         assert tuple(heat.images[1].get_extent()) == (-0.5, 59.5, 63.5, -0.5)
         figure.canvas.draw()
     assert detector.inspect(defect).regions

@@ -143,6 +143,13 @@ def test_the_command_lists_suspects_and_draws_them(folder: Path, tmp_path: Path,
     assert (tmp_path / "clean.png").is_file()
 
 
+def test_parts_are_named_by_files_here_too(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("firm.recipes.presets.installed", lambda _: False)
+    done = run("audit", folder, "--out", tmp_path / "sheet.png", "--group-by", r"/(\d\d)\d\.png")
+    assert f"{len(DIRTY)} images of 4 parts are too few" in done.out
+    assert run("audit", folder, "--out", tmp_path / "sheet.png", "--group-by", "screw")[0] == 2
+
+
 def test_fit_keeps_suspects_if_told(folder: Path, tmp_path: Path):
     small = ["--encoder=wavelets", "--set=size=64", "--set=training.epochs=0", "--set=pretrained.margin=0"]
     for option, learnt in ((), 28), (("--keep-suspects",), 31):

@@ -127,7 +127,7 @@ def test_every_door_gives_the_same_verdict(model: Path, plates: Path, tmp_path: 
     regions = detector.inspect(file).regions
     assert regions == regions_of(located.maps[0], low.pixel, 100, 150)
     assert regions
-    assert max(region.box[3] for region in regions) > 100  # across the picture as it came
+    assert max(region.box[3] for region in regions) > located.maps.shape[2]  # in pixels of the picture as it came
 
 
 def test_deep_images_are_read_by_the_detectors_depth(model: Path) -> None:
@@ -245,6 +245,13 @@ def test_calibrate_writes_beside_the_detector_and_inspect_obeys(mine: Path, mode
     code, out, _ = run("card", mine)
     assert json.loads(out)["calibration"]["id"] == found.id
     assert json.loads(out)["id"] == found.model
+
+
+def test_parts_of_a_calibration_are_named_by_their_files(mine: Path, plates: Path) -> None:
+    code, out, err = run("calibrate", mine, plates / "test" / "good", "--group-by", r"(\d)\.png", "--json")
+    assert code == 0, err
+    assert (json.loads(out)["images"], json.loads(out)["parts"]) == (19, 10)
+    assert run("calibrate", mine, plates / "test" / "good", "--group-by", "screw")[0] == 2
 
 
 def test_a_calibration_with_room_between_its_thresholds_sends_parts_to_review(mine: Path, plates: Path) -> None:

@@ -18,6 +18,7 @@ from commands import Done, run, values
 from firm.data.folder import read_files
 from firm.data.registry import shows_parts
 from firm.decision.calibration import summary_of, warnings_of
+from firm.decision.verdict import marked
 from firm.detector import tune
 from firm.detector.detector import Detector
 from firm.detector.prepare import read_side
@@ -211,7 +212,8 @@ def test_maps_are_written_for_every_image(patches: Path, plates: Path, tmp_path:
         file = Path(image["image"])
         assert Path(image["map"]) == tmp_path / "maps" / file.relative_to(plates / "test")
         heat = detector.locate(read_files([file], 96)[0]).maps[0].numpy()
-        expected = overlay(decode(file), heat, image["review"])
+        regions = marked(heat, detector.decides.pixel)
+        expected = overlay(decode(file), heat, image["review"], marked=regions)
         np.testing.assert_allclose(decode(image["map"])[:96, :96].astype(int), expected, atol=2)
 
 

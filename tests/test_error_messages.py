@@ -213,6 +213,12 @@ def test_outputs_rates_and_weights_are_checked_before_any_work(mine: Path, monke
     below, model, fresh = mine / "file" / "below", mine / "part.firm", mine / "fresh"
     for home in ("firm.data.folder.decode", "firm.detector.detector.read_fitted", "firm.data.folder.depth_of"):
         monkeypatch.setattr(home, lambda *_, **__: pytest.fail("work has begun"))
+    refused(("demo", "--out", mine / "file"), "file")
+    for command in (("calibrate", model, fresh), ("audit", fresh), ("fit", fresh, "-o", mine / "new.firm")):
+        refused((*command, "--group-by=("), "--group-by")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", lambda place, mode: Path(place) != model or mode != os.W_OK)
+        refused(("calibrate", model, fresh), model)
     for output in (below, mine / "file"):
         refused(("inspect", model, fresh, "--report", output), output)
         refused(("inspect", model, fresh, "--maps", output), output)

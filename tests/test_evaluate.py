@@ -13,8 +13,9 @@ import contracts
 import drawings
 from firm.data.duplicates import thumbnails
 from firm.decision.calibration import Calibration, Guarantee
+from firm.decision.verdict import marked
 from firm.detector.detector import Detector
-from firm.detector.evaluation import IGNORED, SUSPICIOUS, Labelled, Trivial, evaluate, trivial
+from firm.detector.evaluation import IGNORED, SUSPICIOUS, Labelled, Trivial, evaluate, ious, trivial
 from firm.errors import DataError
 from firm.metrics.image import auroc, auroc_interval
 from firm.metrics.pixel import aupro, localisation, pixel_auroc
@@ -104,6 +105,34 @@ def test_all_numbers_are_those_of_the_metrics(tested):
     assert found.caught == pytest.approx(float(above[10:].sum()) / 10)
     assert found.false_calls == pytest.approx(float(above[:10].sum()) / 10)
     assert 0 < found.false_calls < found.caught <= 1
+
+
+def test_regions_are_compared_with_masks_on_images_that_do_not_pass(tested, tmp_path):
+    images, anomalous, truth, said = tested
+    by, wide = deciding_at(0.5, maps=True), 4 * said.maps.double() * truth.masks + 0.1
+    said = Located(said.scores, wide.float())
+    found = evaluate_detector(oracle(said), images, anomalous, truth)
+    expected = [
+        (marked(said.maps[i].numpy(), 0.5) & truth.masks[i].numpy()).sum()
+        / (marked(said.maps[i].numpy(), 0.5) | truth.masks[i].numpy()).sum()
+        for i in range(10, 17)
+        if said.scores[i] > 0.5
+    ]
+    assert 0 < len(expected) < 7
+    overlap = found.overall.overlap
+    assert overlap.iou == pytest.approx(sum(expected) / len(expected))
+    assert (overlap.images, overlap.of) == (len(expected), 7)
+    assert found.kinds["dent"].overlap is None or found.kinds["dent"].overlap.of == 1
+    by_image = ious(Labelled(said, images, anomalous, truth), by)
+    assert int((~by_image.isnan()).sum()) == len(expected)
+    assert by_image[:10].isnan().all()
+    ignored = truth.masks[10:17].any(0)
+    assert ious(Labelled(said, images, anomalous, truth), by, ignored).isnan().all()
+    assert evaluate_detector(oracle(said, patchwise=False), images, anomalous, truth).overall.overlap is None
+    write_evaluation(tmp_path, Labelled(said, images, anomalous, truth), by)
+    with (tmp_path / "scores.csv").open(encoding="utf-8-sig") as file:
+        cells = [row["iou"] for row in csv.DictReader(file)]
+    assert [float(cell) for cell in cells if cell] == pytest.approx(expected)
 
 
 def test_each_kind_is_told_from_all_good_images(tested):

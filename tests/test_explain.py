@@ -16,7 +16,9 @@ from firm.detector.detector import Detector
 from firm.detector.inspection import most_similar
 from firm.detector.remember import NONE, Examples
 from firm.drawn.render import draw_dataset
-from firm.images.preprocess import to_tensor
+from firm.images.alignment import Conditioning
+from firm.images.foreground import Rule
+from firm.images.preprocess import resize, to_tensor
 from firm.recipes.presets import INSPECT, PARTS
 from firm.recipes.recipe import change
 from firm.scoring.patch_bank import Memory, fit_bank
@@ -101,6 +103,26 @@ def test_a_patch_found_elsewhere_is_moved_to_where_it_is_compared() -> None:
     shown = most_similar(detector, found)
     patch = (slice(top, top + 16), slice(left, left + 16))
     assert far(shown[patch], moved[patch]) < far(one[patch], moved[patch]) / 2
+
+
+def test_what_lies_outside_of_the_good_part_is_grey_and_not_smeared() -> None:
+    screws = drawings.screws(24).images
+    settings = {"conditioning.align": True, "conditioning.foreground.method": "otsu", "size": 96}
+    settings |= {"memory.neighbourhood": 0}
+    detector = Detector.fit(screws, recipe=change(CHEAP, settings), holdout=0.2)
+    found = detector.examine(screws[0].permute(1, 2, 0).numpy())
+    (frame,), (height, width) = found.examination.aligned.frames.numpy(), found.picture.shape[:2]
+    everywhere = np.full((96, 96), 255, np.uint8)
+    for number in range(3):  # what the aligned picture does not show of a part is grey in what is kept of it
+        kept, own = detector.examples.picture(number), Conditioning(align=True, foreground=Rule(method="otsu"))
+        (moved,) = own(resize(screws[number : number + 1], 96)).frames.numpy()
+        outside = cv2.erode((cv2.warpAffine(everywhere, moved, (96, 96)) == 0).astype(np.uint8), np.ones((9, 9))) > 0
+        assert np.abs(kept[outside].astype(int) - 128).max(initial=0) < 12
+    away = detector.model.nearest(found.examination).shift
+    inside = cv2.warpAffine(everywhere, frame, (96, 96), flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP)
+    outside = cv2.resize(cv2.erode((inside == 0).astype(np.uint8), np.ones((5, 5))), (width, height)) > 0
+    assert away == (0, 0)
+    assert (most_similar(detector, found)[outside] == 128).all()
 
 
 def test_it_lies_as_the_picture_does() -> None:

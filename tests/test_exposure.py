@@ -1,5 +1,7 @@
 """Outlier exposure sets: arrays that stay on disk, and folders decoded when taken."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from PIL import Image
 
 from firm.data.registry import data_root
 from firm.errors import DataError
-from firm.outliers.whole_images import open_pool
+from firm.outliers.whole_images import open_pool, pool_named
 
 RNG = np.random.default_rng(0)
 REAL_EXPOSURE = sorted((data_root() / "exposure").glob("*.npy"))
@@ -40,6 +42,15 @@ def test_an_exposure_array_stays_on_disk_until_taken(tmp_path):
     taken += 1  # taking gives copies, never the file
     with pytest.raises(IndexError):
         pool.take([20], 32)
+
+
+def test_a_pool_is_found_in_any_folder_of_data(tmp_path, monkeypatch):
+    for number, name in enumerate(("first.npy", "second.npy"), 1):
+        (tmp_path / str(number) / "exposure").mkdir(parents=True)
+        np.save(tmp_path / str(number) / "exposure" / name, pixels(number, 8, 8, 3))
+    monkeypatch.setenv("FIRM_DATA", os.pathsep.join(str(tmp_path / str(number)) for number in (1, 2)))
+    assert [len(pool_named(name)) for name in ("first.npy", "second.npy", "")] == [1, 2, 1]
+    assert len(pool_named(str(tmp_path / "2" / "exposure" / "second.npy"))) == 2
 
 
 @pytest.mark.parametrize(

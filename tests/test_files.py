@@ -19,7 +19,7 @@ from safetensors.torch import save, save_file
 import firm
 from cases import each
 from firm.errors import FirmError, MachineError, ModelFileError
-from firm.runtime.files import load_tensors, save_tensors, write_atomically
+from firm.runtime.files import folder_lock, load_tensors, save_tensors, write_atomically
 
 TENSORS = {
     "weight": torch.arange(6, dtype=torch.float32).view(2, 3),
@@ -210,9 +210,12 @@ def test_a_file_has_the_rights_that_the_umask_leaves(tmp_path, mask, rights):
     before = os.umask(mask)
     try:
         write_atomically(tmp_path / "file", b"")
+        with folder_lock(tmp_path, f"lock-{mask}"):
+            pass
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == rights
+    for name in ("file", f"lock-{mask}"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == rights
 
 
 @each("name", ["n" * 255, "ö" * 127, os.fsdecode(b"\xff" * 255)])

@@ -126,8 +126,12 @@ def test_a_pattern_that_does_not_fit_is_refused(tmp_path: Path):
         parts_by_name([tmp_path / "a.png"], "(")
     with pytest.raises(DataError, match=r"a\.png"):
         parts_by_name([tmp_path / "a.png"], r"part(\d+)")
+    with pytest.raises(DataError, match=r"a\.png"):
+        parts_by_name([tmp_path / "a.png"], r"(part\d+)?")  # an empty name would make one part of many
     with pytest.raises(SettingError):
         parts_by_name([], r"(\d+)")
+    with pytest.raises(SettingError):
+        Options(group_by="(")  # before an image is read
 
 
 # --- what a user is told ---

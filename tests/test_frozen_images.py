@@ -14,6 +14,7 @@ from firm.detector.prepare import frozen_backbone, prepare
 from firm.detector.read import Options, as_data, read_good
 from firm.drawn.render import draw_dataset
 from firm.errors import SettingError, Stopped
+from firm.images.preprocess import Preprocessing
 from firm.networks.adaptor import AdaptedImages, Adaptor, Pretrained, pooled_features
 from firm.networks.heads import Encoder
 from firm.networks.weights import load_backbone
@@ -115,6 +116,25 @@ def test_a_fold_sees_neither_the_images_left_out_nor_their_outliers(prepared):
 
 
 # --- outliers ---
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_exposure_has_no_colour_beside_grey_images_and_is_the_same_for_all_of_a_shape(backbone, tmp_path, channels):
+    np.save(tmp_path / "pool.npy", np.random.default_rng(0).integers(0, 256, (30, 8, 8, 3), dtype=np.uint8))
+    source, shape = Exposure(path=str(tmp_path / "pool.npy")), (4, channels, 8, 8)
+    first, second = (torch.full(shape, level, dtype=torch.uint8) for level in (3, 9))
+    how = (Preprocessing(32), 0)
+    embedders = [embed_images.ImageEmbedder(RECIPE, backbone, images, *how) for images in (first, second)]
+    made = [each.make(source, each.images, rng=contracts.generator()).images for each in embedders]
+    assert made[0].shape == shape
+    assert bool((made[0] == made[0][:, :1]).all())
+    assert torch.equal(*made)
+    assert embedders[0].key(of=source) == embedders[1].key(of=source)
+    assert embedders[0].key(of=Rotations()) != embedders[1].key(of=Rotations())
+    colour = contracts.images_of(4, 3, 8)
+    coloured = embed_images.ImageEmbedder(RECIPE, backbone, colour, *how)
+    assert coloured.key(of=source) != embedders[0].key(of=source)
+    assert not bool((coloured.make(source, colour, rng=contracts.generator()).images == made[0][:, :1]).all())
 
 
 def test_cutperm_moves_quarters_and_never_returns_the_image():

@@ -257,6 +257,12 @@ def test_the_summary_says_what_is_decided_and_guaranteed(full):
     assert len(summary_of(replace(full, scores=(), shown=(), misses=None, pixel=None))) == 2
 
 
+def test_a_calibration_is_printed_without_its_scores():
+    found = calibrated(files=[f"{number}.png" for number in range(len(GOOD))], light=GOOD / 200)
+    assert len(repr(found)) < 1_000
+    assert f"{found.fail}" in repr(found)
+
+
 def test_targets_that_are_not_reached_are_warned_of(full):
     (missed,) = warnings_of(full)
     assert f"{full.misses.enough:.6g}" in missed

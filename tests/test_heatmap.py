@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from firm.errors import MachineError, ModelFileError
 from firm.images.decode import decode
 from firm.report import heatmap as heat
-from firm.report.heatmap import beside_scale, ends, levels, overlay, places, write_overlay
+from firm.report.heatmap import beside_scale, ends, grey, levels, overlay, places, write_overlay
 
 GREY = np.full((40, 60, 3), 128, np.uint8)
 
@@ -22,21 +22,18 @@ def plane(value, height=40, width=60):
 
 
 def naive(picture, warmth, threshold):
-    """The overlay of a picture without anything above the threshold, pixel by pixel."""
-    shown = np.zeros_like(picture)
+    """The overlay of a picture without regions, pixel by pixel."""
+    shown, last = np.zeros_like(picture), len(heat.COLOURS) - 1
     for y in range(picture.shape[0]):
         for x in range(picture.shape[1]):
             level = min(1.0, max(0.0, warmth[y, x] / (2 * threshold)))
-            if level <= 0.45:
-                way, one, other = level / 0.45, heat.COLD, heat.COOL
-            elif level <= 0.5:
-                way, one, other = (level - 0.45) / 0.05, heat.COOL, heat.WARM
-            else:
-                way, one, other = (level - 0.5) / 0.5, heat.WARM, heat.HOT
+            before = min(int(level * last), last - 1)
+            way = level * last - before
             opacity = heat.OPACITY * min(1.0, 2 * level)
+            grey = picture[y, x] @ (0.299, 0.587, 0.114)
             for c in range(3):
-                colour = (1 - way) * one[c] + way * other[c]
-                shown[y, x, c] = round((1 - opacity) * int(picture[y, x, c]) + opacity * colour)
+                colour = (1 - way) * heat.COLOURS[before][c] + way * heat.COLOURS[before + 1][c]
+                shown[y, x, c] = round((1 - opacity) * grey + opacity * colour)
     return shown
 
 
@@ -48,12 +45,12 @@ def test_the_colours_are_those_of_the_scale():
     np.testing.assert_allclose(overlay(picture, warmth, 3.0).astype(int), expected, atol=1)
 
 
-def test_no_heat_leaves_the_picture():
+def test_no_heat_leaves_the_picture_in_grey():
     picture = np.random.default_rng(1).integers(0, 256, (9, 7, 3), dtype=np.uint8)
     before = picture.copy()
-    np.testing.assert_array_equal(overlay(picture, plane(0, 3, 3), 2.0), picture)
-    np.testing.assert_array_equal(overlay(picture, plane(-5, 3, 3), 2.0), picture)
-    overlay(picture, plane(9, 3, 3), 2.0)
+    np.testing.assert_array_equal(overlay(picture, plane(0, 3, 3), 2.0), grey(picture))
+    np.testing.assert_array_equal(overlay(picture, plane(-5, 3, 3), 2.0), grey(picture))
+    overlay(picture, plane(9, 3, 3), 2.0, marked=plane(1, 3, 3) > 0)
     np.testing.assert_array_equal(picture, before)  # nothing is drawn into what was given
 
 
@@ -69,23 +66,57 @@ def test_the_scale_is_the_same_whatever_else_is_in_the_picture():
     np.testing.assert_array_equal(overlay(GREY, mild, 1.0)[:, :45], overlay(GREY, hot, 1.0)[:, :45])
 
 
-def test_cool_below_the_threshold_warm_above():
-    below, above = overlay(GREY, plane(0.85), 1.0)[20, 30].astype(int), overlay(GREY, plane(1.05), 1.0)[20, 30]
-    assert below[2] > below[0] + 60
-    assert above[0] > int(above[2]) + 60
+# Machado, Oliveira and Fernandes 2009, severity 1, on linear light
+VISION = {
+    "everyone": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+}
+TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+PARTS = {
+    "blue": (40, 80, 170),
+    "green": (40, 130, 60),
+    "grey": (128, 128, 128),
+    "black": (16, 16, 16),
+    "white": (235,) * 3,
+}
 
 
-def test_a_line_goes_round_what_is_above_the_threshold_only():
-    warmth = plane(0.0)
-    warmth[10:20, 10:30] = 1.2
-    lined = (overlay(GREY, warmth, 1.0) == heat.LINE).all(2)
+def lab(colour, vision):
+    """CIELAB of sRGB as somebody sees it: distances of 10 and more are plain at a glance."""
+    linear = np.asarray(colour, float) / 255
+    linear = np.where(linear <= 0.04045, linear / 12.92, ((linear + 0.055) / 1.055) ** 2.4)
+    xyz = np.clip(linear @ np.transpose(VISION[vision]), 0, 1) @ TO_XYZ.T / (0.9505, 1, 1.089)
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.stack([116 * f[..., 1] - 16, 500 * (f[..., 0] - f[..., 1]), 200 * (f[..., 1] - f[..., 2])], -1)
+
+
+@pytest.mark.parametrize("vision", VISION)
+@pytest.mark.parametrize("part", PARTS)
+def test_heat_is_seen_on_any_part_by_anyone_and_more_heat_is_lighter(part, vision):
+    picture = np.full((1, 21, 3), PARTS[part], np.uint8)
+    warmth = np.linspace(1, 2, 21, dtype=np.float32)[None]
+    seen, bare = (lab(each[0], vision) for each in (overlay(picture, warmth, 1.0), overlay(picture, 0 * warmth, 1.0)))
+    assert np.linalg.norm(seen - bare, axis=-1).min() > 10
+    assert (np.diff(seen[:, 0]) > 0.2).all()
+    assert seen[-1, 0] - seen[0, 0] > 20
+
+
+@pytest.mark.parametrize("shade", [0, 128, 255])
+def test_a_line_that_shows_on_any_ground_goes_round_the_regions_only(shade):
+    warmth, marked = plane(2.0), plane(0) > 0
+    marked[10:20, 10:30] = True
+    picture = np.full((40, 60, 3), shade, np.uint8)
+    shown = overlay(picture, warmth, 1.0, marked=marked)
+    lined, edged = ((shown == colour).all(2) for colour in (heat.LINE, heat.EDGE))
     assert lined[10, 10:30].all()
     assert lined[10:20, 29].all()
-    assert not lined[12:18, 12:28].any()
-    assert not lined[:9].any()
-    assert not lined[21:].any()
-    warmth[10:20, 10:30] = 0.95
-    assert not (overlay(GREY, warmth, 1.0) == heat.LINE).all(2).any()
+    assert edged[9, 10:30].all()
+    assert not (lined | edged)[13:17, 13:27].any()
+    assert not (lined | edged)[:8].any()
+    assert not (lined | edged)[22:].any()
+    np.testing.assert_array_equal(overlay(picture, warmth, 1.0, marked=plane(0) > 0), overlay(picture, warmth, 1.0))
 
 
 def test_heat_of_another_size_lies_where_it_belongs():
@@ -114,28 +145,15 @@ def test_a_threshold_of_nothing_colours_only_what_is_above_it(threshold):
         np.testing.assert_allclose(inside, expected, atol=1)
 
 
-@pytest.mark.parametrize("threshold", [1e-3, -0.3])
-def test_a_line_goes_round_whatever_is_called(threshold):
-    warmth = plane(threshold)
-    assert not (overlay(GREY, warmth, threshold) == heat.LINE).all(2).any()
-    warmth[10:20, 10:30] = np.nextafter(np.float32(threshold), np.float32(9))
-    lined = (overlay(GREY, warmth, threshold) == heat.LINE).all(2)
-    assert lined[10, 10:30].all()
-    assert not lined[12:18, 12:28].any()
-    assert not lined[21:].any()
-
-
-@pytest.mark.parametrize(("height", "width", "shown"), [(3000, 1500, (1024, 512)), (600, 1024, (600, 1024))])
-def test_large_pictures_are_shrunk_in_their_aspect(tmp_path, height, width, shown):
-    picture = np.zeros((height, width, 3), np.uint8)
-    picture[:, : width // 2] = (200, 10, 60)
+def test_large_pictures_keep_their_pixels(tmp_path):
+    picture = np.zeros((1500, 3000, 3), np.uint8)
+    picture[:, :1500] = (200, 10, 60)
     write_overlay(tmp_path / "a.png", picture, plane(0, 8, 8), 1.0)
     written = decode(tmp_path / "a.png")
     extra = 2 * heat.MARGIN + heat.BAR + heat.LABELS
-    assert written.shape == (shown[0], shown[1] + extra, 3)
-    assert written[5, 5].tolist() == [200, 10, 60]  # red stays red
-    assert written[5, shown[1] - 5].tolist() == [0, 0, 0]
-    assert (written[heat.LONGEST + 1 :, shown[1] :] == 255).all()
+    assert written.shape == (1500, 3000 + extra, 3)
+    np.testing.assert_array_equal(written[:, :3000], grey(picture))
+    assert (written[heat.LONGEST + 1 :, 3000:] == 255).all()
 
 
 def test_small_pictures_keep_their_pixels_beside_the_scale(tmp_path):

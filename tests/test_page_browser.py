@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
+import torch
 
 import browser
-from firm.decision.verdict import Region, Verdict
+from firm.decision.verdict import Verdict, marked, regions_of
 from firm.detector.detector import Detector
 from firm.detector.inspection import InspectedImage
 from firm.drawn.render import draw_dataset
@@ -26,15 +26,6 @@ HOSTILE = "<script>document.title='owned'</script>\".png"
 SIDE = 160
 
 
-def regions_of(heat, limit):
-    count, _, boxes, _ = cv2.connectedComponentsWithStats((heat > limit).astype(np.uint8))
-    found = []
-    for left, top, wide, tall, area in boxes[1:count].tolist():
-        box = (top, left, top + tall, left + wide)
-        found.append(Region(box, area, float(heat[top : top + tall, left : left + wide].max())))
-    return tuple(found)
-
-
 def inspected():
     """Drawn parts as a cheap detector sees them, and its scores of further good parts."""
     data = draw_dataset("weave", size=SIDE, train=60, good=22, bad=12)
@@ -47,12 +38,12 @@ def inspected():
     for number, (score, heat) in enumerate(zip(located.scores.tolist(), located.maps.numpy(), strict=True)):
         verdict = "FAIL" if score > fail else "REVIEW" if score > review else "PASS"
         name = HOSTILE if number == 15 else f"lot 7/{data.truth.kinds[12 + number].replace(' ', '_')}_{number:03d}.png"
-        regions = regions_of(heat, 0.7 * review)
+        regions = regions_of(torch.from_numpy(heat), 0.7 * review, SIDE, SIDE)
         pixels = data.test[12 + number].permute(1, 2, 0).numpy()
         away = (data.train.float() - data.test[12 + number].float()).abs()
         nearest = data.train[int(away.mean((1, 2, 3)).argmin())].permute(1, 2, 0).numpy() if regions else None
         decided = Verdict(name, score, verdict, regions, "weave 3f9a2c", "2f81d0", review, fail)
-        shown.append(InspectedImage(decided, pixels, heat, nearest))
+        shown.append(InspectedImage(decided, pixels, heat, nearest, marked(heat, 0.7 * review)))
     return shown, good, detector
 
 
@@ -140,6 +131,22 @@ def test_boxes_and_heat_lie_over_their_pictures(page):
 
 def test_nothing_is_wider_than_the_window(page):
     assert page.run("return document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_it_works_on_a_narrow_screen(page, tmp_path):
+    page.resize(400)
+    try:
+        assert page.run("return [innerWidth, document.documentElement.scrollWidth]") == [400, 400]
+        spill = "[...document.querySelectorAll(arguments[0])].filter(e => e.getBoundingClientRect().right > innerWidth)"
+        for what in (".numbers li", ".entry", ".entry img", ".entry p", ".tools *", "td", "th"):
+            assert page.run(f"return {spill}.length", what) == 0, what
+        page.press(" ", ".entry .look input")
+        assert page.run("return getComputedStyle(document.querySelector('.entry .hot')).opacity") == "1"
+        page.press(" ", ".entry .look input")
+        assert page.run("return document.querySelector('.tools').getBoundingClientRect().height") < 200
+        page.photograph(Path(os.environ.get("FIRM_PICTURES", tmp_path)) / "report-narrow.png", width=400)
+    finally:
+        page.resize(None)
 
 
 def test_it_looks_like_something_in_light_and_dark_and_on_paper(page, tmp_path):

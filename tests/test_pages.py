@@ -15,15 +15,17 @@ import pytest
 from PIL import Image
 
 from commands import run
-from firm.research import figures, pages
+from firm.recipes.presets import PAPER
+from firm.research import figures, pages, tables
 from firm.research.blocks import Block, Grid, as_csv, as_html, latex, markdown, parsed
 from firm.research.cell_text import paired_interval
-from firm.research.experiment import Record, record_path
+from firm.research.experiment import Record, read_record, record_path
 from firm.research.figures import draw_curves
 from firm.research.frozen_page import SCORES
 from firm.research.pages import page
+from firm.research.published import best_of
 from firm.research.runner import code_digest
-from firm.research.tables import SCALES, TABLES, experiment, plan, stored_runs
+from firm.research.tables import SCALES, TABLES, experiment, narrowed, plan, stored_runs
 from semantic_records import semantic_record, write_semantic_records
 from striped import write_striped_fashion_mnist
 
@@ -198,12 +200,12 @@ def test_rows_with_exposure_are_compared_with_firm_with_exposure(tmp_path):
     assert differences(text, "cifar10:cat", "FIRM minus each row seed by seed, l") == {f"supcon{oe}": [7.0]}
 
 
-def test_every_table_of_the_paper_has_floors_of_pixels_and_of_an_untrained_encoder():
+def test_every_table_of_the_paper_has_floors():
+    """Pixels by cosine and L2, on patches by distance alone, and the untrained encoder."""
     for name, table in TABLES.items():
         if table.published:
-            assert {"pixels, cosine", "pixels, L2", "untrained"} <= {
-                row for row, how in table.rows.items() if how.floor
-            }, name
+            floors = {row for row, how in table.rows.items() if how.floor}
+            assert floors == {"untrained", "pixels, L2"} | ({"pixels, cosine"} if name != "mvtec" else set()), name
 
 
 def test_a_page_names_its_scale_and_calls_only_the_papers_protocol_so():
@@ -216,7 +218,37 @@ def test_a_page_names_its_scale_and_calls_only_the_papers_protocol_so():
         closest = bool(table.differences)
         assert ("closest to the paper" in texts["paper"].splitlines()[0]) == closest
         assert all(difference in texts["paper"] for difference in table.differences or ())
+        silent = table.protocol == "semantic" and table.differences is not None
+        assert all((gap in texts["paper"]) == silent for gap in pages.stored("tables")["silent"])
     assert {"mvtec", "mvtec-ablation", "mvtec-further"} <= {name for name in TABLES if TABLES[name].differences}
+
+
+def test_what_the_paper_does_not_say_is_listed_as_it_is_done():
+    views, batch, _ = pages.stored("tables")["silent"]
+    assert f"crops of {PAPER.views.crop[0]} to {PAPER.views.crop[1]:g} of the area" in views
+    assert f"jitter {PAPER.views.jitter.hue} and blur {PAPER.views.blur}," in views
+    assert f"enlarged by {PAPER.zoom} " in views
+    assert batch.startswith(f"a batch of {PAPER.training.batch} ")
+    assert f"warm-up takes {100 * PAPER.training.warmup:g} %" in batch
+
+
+def test_patches_have_their_best_probe_and_the_three_properties_beside_the_end(tmp_path):
+    asked = experiment(TABLES["patch-curve"], "mvtec:screw", "fast", "short", 0)
+    record = read_record(STORED, asked)
+    assert record is not None
+    record["diagnostics"] |= {"compactness": 0.11, "margin": 0.22, "outlier_spread": 0.33}
+    record["probes"] = [{"step": 1, "seconds": 1.0, "auroc": 0.5}, {"step": 2, "seconds": 2.0, "auroc": 0.9991}]
+    record_path(tmp_path, asked).write_text(json.dumps(record))
+    lines = [line.strip("| ").split(" | ") for line in written("patch-curve", folder=tmp_path).splitlines()]
+    (head,) = [line for line in lines if line[0] == "row" and "seeds" in line]
+    cells = {line[0].removesuffix(" †"): dict(zip(head, line, strict=True)) for line in lines if len(line) == len(head)}
+    assert cells["fast"]["best probe"] == "99.9"
+    assert cells["fast stride 8 + pixels"]["best probe"] == "-"  # probes score in the first way
+    assert [cells["fast"][name] for name in ("compactness", "margin", "outlier spread")] == ["0.11", "0.22", "0.33"]
+    assert "synthetic, image" not in head  # no image was kept back
+    best = best_of(record | {"probes": [{"step": 1, "auroc": 0.1}]}, "")
+    assert best == record["final"][""]["overall"]["auroc"]["value"]  # the end is a probe, too
+    assert best_of(record | {"probes": []}, "") is None
 
 
 def test_a_page_is_written_in_four_formats():
@@ -245,6 +277,12 @@ def test_files_that_are_not_the_published_ones_are_named(tmp_path):
     for count, named in ((5000, False), (12, True)):
         record_path(tmp_path, asked).write_text(json.dumps(record | {"good_images": count}))
         assert ("cifar10:bird has 12 good images, not 5000" in written("objectives", folder=tmp_path)) == named
+    asked = experiment(TABLES["semantic-frozen"], "cifar10:bird", "firm", "short", 0)
+    same = {score: {"value": 0.5, "low": 0.0, "high": 1.0} for score in SCORES}
+    further = {"final": {asked.recipe.features: same}, "held_out": {}, "cpu_seconds": {}}
+    further["cpu_seconds"] = dict.fromkeys(("embedding", "training", "test"), 1.0)
+    record_path(tmp_path, asked).write_text(json.dumps(semantic_record(asked) | further | {"good_images": 12}))
+    assert "cifar10:bird has 12 good images, not 5000" in written("semantic-frozen", folder=tmp_path)
 
 
 def test_rows_measured_on_different_images_are_named(tmp_path):
@@ -288,6 +326,25 @@ def test_the_pixel_baseline_is_that_of_the_same_illumination(table, row, variant
     expected = [auroc(run, variant) - auroc(runs[plain][0], "") for run in runs[row]]
     over = differences(text, "drawn:plate", "FIRM minus plain pixels")
     assert over[f"{row} {variant}"] == pytest.approx(expected, abs=0.051)
+
+
+def test_pixels_under_other_preprocessing_are_a_floor_and_not_that_baseline(tmp_path):
+    """Beside pretrained features plain pixels have their own illumination; the line of settings is not theirs."""
+    table = TABLES["sia"]
+    donor, plain = (experiment(table, "drawn:plate", row, "short", 0) for row in ("firm, donor", "pixels"))
+    pixels, like = (
+        read_record(STORED, each)
+        for each in (plain, experiment(TABLES["pretrained"], "drawn:plate", "firm", "short", 0))
+    )
+    assert pixels is not None
+    assert like is not None
+    record_path(tmp_path, plain).write_text(json.dumps(pixels))
+    record_path(tmp_path, donor).write_text(json.dumps(like | {"experiment": donor.content}))
+    assert pixels["recipe"]["conditioning"] != like["recipe"]["conditioning"]
+    text = block(written("sia", seeds=[0], folder=tmp_path), "drawn:plate")
+    assert "patches of 8 px" in text.split("|")[0]
+    assert row_of(written("sia", seeds=[0], folder=tmp_path), "drawn:plate", "pixels")
+    assert "under the same preprocessing" not in text
 
 
 def test_rows_are_compared_with_firm_of_their_own_sort_and_untrained_ones_with_every_seed():
@@ -343,7 +400,7 @@ def sandals(tmp_path, monkeypatch):
 
 
 def listed(out: str) -> dict[str, list[int]]:
-    """Table -> runs done, missing, without data; figures have none."""
+    """Table or figure -> runs done, missing, without data; those that need no runs are left out."""
     lines = [line.split() for line in out.splitlines()[1:]]
     return {words[0]: list(map(int, words[1:4])) for words in lines if words[1].isdigit()}
 
@@ -351,8 +408,10 @@ def listed(out: str) -> dict[str, list[int]]:
 def test_every_table_is_listed_with_what_is_done_missing_and_without_data(sandals):
     code, out, _ = run("bench")
     assert code == 0
-    assert list(listed(out)) == list(TABLES)
-    assert listed(out)["objectives"] == [0, 10 * 12, 32 * 12]
+    of_runs = [name for name, figure in figures.FIGURES.items() if figure.tables]
+    assert list(listed(out)) == [*TABLES, *of_runs]
+    assert all(name in out for name in figures.FIGURES)
+    assert listed(out)["objectives"] == listed(out)["learning-curves"] == [0, 10 * 12, 32 * 12]
     assert listed(out)["few"][:2] == [0, 6]  # drawn parts need no files
     code, out, _ = run("bench", "list", "--seeds", 1, "--scale", "short", "--results", ROOT / STORED)
     asked = plan(TABLES["objectives"], "short", [0])
@@ -407,7 +466,7 @@ def test_figures_are_listed_run_and_reported_like_tables(sandals, monkeypatch):
     calls = []
 
     class Dot:
-        title, why, needs = "A dot", "It shows a dot.", "ink"
+        title, why, needs, tables = "A dot", "It shows a dot.", "ink", ()
 
         def draw(self, out, *, scale, seeds, folder, listener):
             calls.append((scale, seeds, folder))
@@ -416,7 +475,7 @@ def test_figures_are_listed_run_and_reported_like_tables(sandals, monkeypatch):
             return [out / "dot.png", out / "dot.md"]
 
     monkeypatch.setattr(figures, "FIGURES", {"dot": Dot()}, raising=False)
-    assert "A dot (needs ink)" in run("bench", "list").out
+    assert "figure: A dot" in run("bench", "list").out
     code, _, err = run("bench", "report", "dot", "--seeds", 1, "--out", "all")
     assert code == 0, err
     assert "![A dot](dot.png)" in Path("all/report.md").read_text(encoding="utf-8")
@@ -425,6 +484,22 @@ def test_figures_are_listed_run_and_reported_like_tables(sandals, monkeypatch):
     assert run("bench", "run", "dot", "mvtec-further", "--class=bottle").code == 0  # a category that is not there
     assert Path("figures/dot.png").is_file()
     assert TABLES["mvtec-further"].title in Path("figures/report.md").read_text(encoding="utf-8")
+
+
+def test_a_figure_of_runs_is_planned_and_run_with_its_tables(sandals, monkeypatch):
+    code, out, err = run("bench", "plan", "learning-curves", "positive-sets", "--seeds", 1)
+    assert code == 0, err
+    assert f"objectives: {len(plan(TABLES['objectives'], 'smoke', [0]))} runs, 0 of them shared" in out
+    one = {
+        "objectives": narrowed(
+            TABLES["objectives"], ["sandal"], {"encoder.width": 8, "training.batch": 16}, ["untrained"]
+        )
+    }
+    monkeypatch.setattr(tables, "TABLES", one)
+    code, out, err = run("bench", "run", "learning-curves", "--seeds", 1)
+    assert code == 0, err
+    assert len(list((sandals / "results/runs").iterdir())) == 1
+    assert "## Learning curves" in Path("figures/report.md").read_text(encoding="utf-8")
 
 
 def test_the_legend_explains_every_protocol():
@@ -464,9 +539,12 @@ def test_means_on_frozen_features_pair_seeds_and_classes(tmp_path):
         record_path(tmp_path, mine).write_text(json.dumps(record))
     text = block(written("semantic-frozen", seeds=[0, 1], folder=tmp_path), "cifar10")
     lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    cells = {line[0]: line for line in lines if len(line) > 9}
-    assert cells["firm"][1:4] == ["2", "2", "93.0"]
-    assert cells["supcon"][1:4] == ["1", "2", "82.0"]
+    cells = {line[0]: line for line in lines if len(line) > 12}
+    assert cells["firm"][1:4] == ["2", "2", "93.0 ± 0.0"]
+    assert cells["supcon"][1:4] == ["1", "2", "82.0 ± 2.8"]
     assert cells["supcon"][-1].startswith("+9.0 [")  # 10 and 8 on cat, not the difference of the means
     assert cells["frozen"][-1].startswith("+5.5 [")  # its one run against both seeds
-    assert cells["firm"][-2:] == ["150", "-"]
+    assert cells["firm"][-5:] == ["0.50", "0.40", "1.00", "150", "-"]
+    assert cells["frozen"][-5:-2] == ["-", "-", "-"]  # nothing was trained
+    (of_class,) = [line for line in lines if line[0] == "firm" and "[" in line[1]]
+    assert of_class[1] == "91.0 ± 1.4 [0.0, 100.0]"

@@ -24,6 +24,7 @@ from firm.metrics.image import aulc, auroc
 from firm.networks.heads import build
 from firm.outliers.registry import Exposure
 from firm.recipes.presets import FAST, INSPECT
+from firm.recipes.presets import recipe as recipe_named
 from firm.recipes.recipe import change
 from firm.research import protocols, runner, semantic
 from firm.research.experiment import Experiment, Record, read_record, record_path
@@ -273,6 +274,21 @@ def test_patches_are_measured_in_every_variant_with_synthetic_defects_on_images_
     assert record["good_images"] == 180
     assert all(0.4 < final["synthetic"]["auroc"] <= 1 for final in record["final"].values())
     assert f"{100 * record['final']['']['overall']['auroc']['value']:.1f}, five" in line
+
+
+def test_whole_parts_have_floors_of_their_pixels(tmp_path):
+    small = {"features": "pixels", "training.epochs": 0, "size": 32, "encoder.width": 8, "encoder.head.hidden": (8,)}
+    found, data = [], load("drawn:weave", side=32)
+    for metric in ("cosine", "l2"):
+        recipe = change(recipe_named("whole"), {**small, "memory.metric": metric, "automatic": ()})
+        one = Experiment(protocol="patches", data="drawn:weave", recipe=recipe, seed=0, side=32)
+        made([one], tmp_path)
+        view = prepare(recipe, data, torch.arange(len(data.train)), seed=0).task.preprocessing.test_view
+        aligned = (recipe.conditioning(images).images for images in (data.train, data.test))
+        scores = pixel_scores(*(view(images).flatten(1) for images in aligned), 1, metric)
+        found.append(record_of(tmp_path, one)["final"][""]["overall"]["auroc"]["value"])
+        assert found[-1] == pytest.approx(auroc(scores, data.anomalous), abs=1e-4)
+    assert found[0] != found[1]
 
 
 def guarantee(seed: int) -> Experiment:

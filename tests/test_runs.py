@@ -262,7 +262,10 @@ def test_what_a_killed_process_left_half_written_is_swept(tmp_path: Path) -> Non
     assert not list(tmp_path.glob(".checkpoint*"))
 
 
-@pytest.mark.parametrize("line", ["[]", '{"x": 1}', '{"step": "x"}', '{"step": 1, "seconds": "x"}', "7", "null"])
+@pytest.mark.parametrize(
+    "line",
+    ["[]", '{"x": 1}', '{"step": "x"}', '{"step": 1, "seconds": "x"}', '{"step": 1, "loss": "x"}', "7", "null", "{x"],
+)
 def test_a_foreign_history_line_is_dropped(tmp_path: Path, line: str) -> None:
     for _ in (run := small_run(tmp_path)):
         pass

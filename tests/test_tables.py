@@ -88,6 +88,23 @@ def test_floors_stand_in_every_semantic_table_and_train_nothing():
             assert experiment(table, table.data[0], row, scale, 0).recipe.training.epochs == 0
 
 
+def test_tables_on_patches_have_floors_on_the_same_test_images():
+    """Plain pixels, and the encoder or the features without training."""
+    shared = {data: experiment(TABLES["patches"], data, "pixels", "short", 0).key for data in TABLES["patches"].data}
+    for name, table in TABLES.items():
+        if table.protocol != "patches":
+            continue
+        floors = {row for row, how in table.rows.items() if how.floor}
+        assert (floors | set(table.rows)) & {"unadapted", "untrained"}, name
+        asked = [experiment(table, data, row, "short", 0).recipe for data in table.data for row in floors]
+        pixels = [recipe for recipe in asked if recipe.features == "pixels"]
+        assert pixels, name
+        assert all(recipe.patchwise == (table.preset != "whole") for recipe in pixels)
+    for name in ("patch-scoring", "patch-curve", "pretrained", "sia", "sia-patches"):  # where they cost nothing
+        for data in TABLES[name].data:
+            assert experiment(TABLES[name], data, "pixels", "short", 0).key == shared[data]
+
+
 def test_exposure_is_measured_only_where_its_pool_fits():
     table = TABLES["semantic"]
     assert "firm + OE (300K)" in rows_on(table, "cifar10:bird", "short")

@@ -23,13 +23,13 @@ def audit(
     depth: opt.Bits = None,
     strict: opt.Strict = False,
     ignore: opt.Ignore = None,
+    group_by: opt.GroupBy = None,
     memory: opt.Gigabytes = 6.0,
     as_json: opt.AsJson = False,
     output: opt.Output = None,
 ) -> None:
     """Find good images that do not look like the others, and draw them beside the most typical ones."""
     from firm.cli.preview import check_picture
-    from firm.data.duplicates import group_by_part
     from firm.detector.audit import MIN_PARTS, audit_images
     from firm.detector.read import Options, read_good
     from firm.recipes.presets import usual
@@ -47,11 +47,12 @@ def audit(
         strict=strict,
         ignored=ignore,
         memory=memory,
+        group_by=group_by,
     )
     with reporting() as listener:
         good = read_good(data, usual(), options, listener)
         assert good.backbone is not None  # the usual recipe has one
-        images, parts = good.data.train, group_by_part(good.data.name, good.data.train)
+        images, parts = good.data.train, good.parts
         found = audit_images(good.recipe, good.data, parts, good.backbone, seed=seed, listener=listener)
     pictures = images.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).numpy()
     shown = {"suspect": found.ordered(suspect=True)[:SUSPECTS], "typical": found.ordered(suspect=False)[::-1][:TYPICAL]}

@@ -66,16 +66,22 @@ def list_tables(scale: Scale = "short", seeds: Seeds = None, results: Results = 
     from firm.research.runner import missing
     from firm.research.tables import TABLES, plan
 
-    asked = _asked(list(TABLES), scale, seeds, results)
+    asked, counts = _asked(list(TABLES), scale, seeds, results), dict[str, list[int]]()
     print(f"{'at scale ' + scale:<24} {'done':>5} {'missing':>8} {'no data':>8}")
     for name, table in asked.tables.items():
         runs = plan(table, scale, asked.seeds)
         to_make = [run for run in runs if not record_path(results, run).exists()]
         without = sum(bool(missing(run)) for run in to_make)
-        print(f"{name:<24} {len(runs) - len(to_make):>5} {len(to_make) - without:>8} {without:>8}   {table.title}")
+        counts[name] = [len(runs) - len(to_make), len(to_make) - without, without]
+        print(_counted(name, counts[name], table.title))
     for name, figure in FIGURES.items():
-        print(f"{name:<24} {'figure':>23}   {figure.title}{f' (needs {figure.needs})' if figure.needs else ''}")
+        of_runs = [sum(column) for column in zip(*(counts[table] for table in figure.tables), strict=True)]
+        print(_counted(name, of_runs or ["-"] * 3, f"figure: {figure.title}"))
     print(f"`firm bench report NAME --scale {scale}` shows one, `firm bench run NAME --scale {scale}` makes its runs.")
+
+
+def _counted(name: str, counts: list[int] | list[str], title: str) -> str:
+    return f"{name:<24} {counts[0]:>5} {counts[1]:>8} {counts[2]:>8}   {title}"
 
 
 @bench.command()
@@ -98,7 +104,7 @@ def plan(
     use_device("cpu", threads)
     every: dict[str, Experiment] = {}
     asked = _asked(names, scale, seeds, results, classes, rows, settings)
-    for name, table in asked.tables.items():
+    for name, table in asked.trained.items():
         runs = {run.key: run for run in plan_of(table, scale, asked.seeds)}
         print(f"{name}: {len(runs)} runs, {len(runs.keys() & every.keys())} of them shared with the tables above")
         every |= runs
@@ -133,14 +139,14 @@ def run(
     """Make the missing runs of tables, draw figures, and write the page.
 
     Runs are resumed after an interruption, and several processes may share them. A run without data is skipped. Figures
-    are drawn beside the page, by default in the folder figures.
+    are drawn beside the page, by default in the folder figures; the runs that they show are made, too.
     """
     from firm.research.runner import run_missing
     from firm.research.tables import plan as plan_of
 
     use_device(device, threads)
     asked = _asked(names, scale, seeds, results, classes, rows, settings)
-    runs = {one.key: one for table in asked.tables.values() for one in plan_of(table, scale, asked.seeds)}
+    runs = {one.key: one for table in asked.trained.values() for one in plan_of(table, scale, asked.seeds)}
     with reporting() as listener:
         for line in run_missing([*runs.values()], results, work, device=device, listener=listener, outdated=outdated):
             say(line)
@@ -259,6 +265,15 @@ class _Asked:
     scale: str
     seeds: list[int]
     results: Path
+
+    @property
+    def trained(self) -> dict[str, Table]:
+        """The tables whose runs are asked for: those named, and those that a named figure shows."""
+        from firm.research.figures import FIGURES
+        from firm.research.tables import TABLES
+
+        shown = [table for figure in self.figures for table in FIGURES[figure].tables]
+        return {name: TABLES[name] for name in shown} | self.tables
 
 
 def _asked(

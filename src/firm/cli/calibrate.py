@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from firm.cli.evaluate import loaded
-from firm.cli.options import AsJson, Data, Device, Fail, FalseCalls, Model, Output, Strict, Threads
+from firm.cli.options import AsJson, Data, Device, Fail, FalseCalls, GroupBy, Model, Output, Strict, Threads
 from firm.cli.terminal import reporting, say, show, use_device, warn, warn_left_out
 from firm.errors import DataError, SettingError, named
 
@@ -32,6 +32,7 @@ def calibrate(
     out: Annotated[Path | None, Option("--out", "-o", help="Where to write; by default beside the detector.")] = None,
     device: Device = "cpu",
     threads: Threads = 0,
+    group_by: GroupBy = None,
     strict: Strict = False,
     as_json: AsJson = False,
     output: Output = None,
@@ -41,19 +42,21 @@ def calibrate(
     Writes calibration.json into the detector's folder, which decides from then on.
     """
     from firm.data.registry import training_files
+    from firm.data.splits import compiled, parts_by_name
     from firm.decision.calibration import TargetRates, beside, summary_of, to_json, warnings_of, write_calibration
     from firm.detector.detector import Detector
     from firm.runtime.files import check_writable
 
     use_device(device, threads)
     targets = TargetRates(false_calls=false_calls, fail=fail, misses=misses, fail_at=fail_at, review_at=review_at)
+    compiled(group_by or "")  # a wrong one is refused at once
     if misses is not None and defects is None:
         raise SettingError("--misses needs defects to count on; give their folder by --defects")
     file = out or beside(model)
     if file.is_dir():
         raise SettingError(f"{named(file)} is a folder; name the file to write")
-    if out is not None:
-        check_writable(out.parent)
+    if out is not None or model.is_dir():
+        check_writable(file.parent)
     detector = Detector.load(model, device=device, calibration=False)
     how, count = detector.preprocessing, len(training_files(good))
     if count > ENOUGH:
@@ -62,9 +65,10 @@ def calibrate(
     bad, unread = (None, []) if defects is None else _defects(defects, how, strict=strict)
     left_out += unread
     names = [file.name for file in images.files]
+    parts = None if group_by is None else parts_by_name(images.files, group_by)
     with reporting() as listener:
         result = detector.calibrate(
-            images.train, name=images.name, files=names, defects=bad, targets=targets, listener=listener
+            images.train, name=images.name, files=names, parts=parts, defects=bad, targets=targets, listener=listener
         )
     write_calibration(file, result)
     texts = warnings_of(result)

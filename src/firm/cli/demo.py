@@ -29,14 +29,16 @@ def demo(
     from firm.detector.detector import Detector
     from firm.detector.evaluation import Labelled, evaluate
     from firm.detector.inspection import Inspection
+    from firm.detector.model_folder import check_target
     from firm.drawn.render import draw_dataset, save_png
     from firm.recipes.presets import recipe_of
     from firm.report.page import write_inspection
 
     use_device(device, threads)
+    model, recipe = out / f"{product}.firm", recipe_of(PRESET, settings)
+    check_target(model)
     data = draw_dataset(product, seed=seed, train=GOOD)
     assert data.truth is not None
-    model, recipe = out / f"{product}.firm", recipe_of(PRESET, settings)
     files = [out / product / f"{number:03d}-{kind}.png" for number, kind in enumerate(data.truth.kinds)]
     with reporting() as listener:
         detector = Detector.fit(data, recipe=recipe, seed=seed, device=device, listener=listener)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from firm.decision.calibration import Calibration
-    from firm.detector.evaluation import Evaluation, Kind
+    from firm.detector.evaluation import Evaluation, Kind, Overlap
     from firm.images.preprocess import Preprocessing
     from firm.types import OneClass, Truth
 
@@ -39,8 +39,8 @@ def evaluate(
 ) -> None:
     """Measure a detector on labelled images.
 
-    AUROC of images and pixels and AUPRO, with 95 % intervals, over all defects and for each kind; verdicts
-    by kind, with exact intervals.
+    AUROC of images and pixels and AUPRO, with 95 % intervals, over all defects and for each kind; the IoU of
+    regions and masks; verdicts by kind, with exact intervals.
     """
     from firm.detector import evaluation
     from firm.detector.detector import Detector
@@ -59,7 +59,7 @@ def evaluate(
     test = evaluation.Labelled(located, images, anomalous, truth)
     result = evaluation.evaluate(detector, test)
     counted = test[~test.under(detector.model.ignored)]
-    files = [] if report is None else write_evaluation(report, counted, by, name=data)
+    files = [] if report is None else write_evaluation(report, counted, by, name=data, ignored=detector.model.ignored)
     stated = _stated(result.confusion.get("good", {}), by)
     light = brightness(images[~anomalous], detector.model.ignored)
     for text in (*warnings_about(result), *_broken(stated, by, located.scores[~anomalous], light)):
@@ -196,7 +196,10 @@ def _pixel_lines(overall: Kind, masks: str) -> list[str]:
     pixels = overall.localisation
     if pixels is None:
         return [f"no pixel AUROC or AUPRO: they need heat maps and masks of the defects ({masks})"]
+    overlap = overall.overlap
+    fit = [] if overlap is None else [f"IoU of regions and masks {_iou(overlap)} images with a mask: those not passed"]
     return [
+        *fit,
         f"pixel AUROC {percent(pixels.pixel_auroc)}, AUPRO {percent(pixels.aupro)}, "
         f"{pixels.regions} regions on {pixels.images} images, {masks}",
         f"best pixel F1 {100 * pixels.best_f1:.1f} at {pixels.best_f1_threshold:.6g}, a threshold chosen on the "
@@ -205,12 +208,16 @@ def _pixel_lines(overall: Kind, masks: str) -> list[str]:
 
 
 def _kinds(kinds: dict[str, Kind]) -> Rows:
-    rows: Rows = [("defect", "images", "image AUROC", "pixel AUROC", "AUPRO")] if kinds else []
+    rows: Rows = [("defect", "images", "image AUROC", "pixel AUROC", "AUPRO", "IoU")] if kinds else []
     for name, kind in kinds.items():
-        pixels = kind.localisation
+        pixels, overlap = kind.localisation, kind.overlap
         located = ("-", "-") if pixels is None else (percent(pixels.pixel_auroc), percent(pixels.aupro))
-        rows.append((name, str(kind.images), percent(kind.auroc), *located))
+        rows.append((name, str(kind.images), percent(kind.auroc), *located, _iou(overlap) if overlap else "-"))
     return rows
+
+
+def _iou(overlap: Overlap) -> str:
+    return f"{100 * overlap.iou:.1f} on {overlap.images} of {overlap.of}"
 
 
 def _verdicts(confusion: dict[str, dict[str, int]]) -> Rows:

@@ -95,7 +95,9 @@ def _with_maps(images: Iterable[InspectedImage], targets: dict[str, Path]) -> It
 
     for image in images:
         if targets and image.heat is not None:
-            write_overlay(targets[image.verdict.image], image.picture, image.heat, image.verdict.review)
+            write_overlay(
+                targets[image.verdict.image], image.picture, image.heat, image.verdict.review, marked=image.marked
+            )
         yield image
         del image  # else it would live on while the next one is made
 

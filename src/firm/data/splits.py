@@ -60,19 +60,25 @@ def folds_by_part(parts: Int[Tensor, " n"], folds: int, *, seed: int) -> Int[Ten
 
 def parts_by_name(files: Sequence[Path], pattern: str) -> Int[Tensor, " n"]:
     """The part of each image from its path: what the first group of a regular expression matches, else all of it."""
-    try:
-        search = re.compile(pattern).search
-    except re.error as error:
-        raise SettingError(f"--group-by {pattern!r} is no regular expression: {error}") from error
+    search = compiled(pattern).search
     if not files:
         raise SettingError("--group-by needs images that are files; pass `parts` for others")
     names = []
     for file in files:
-        if (match := search(file.as_posix())) is None:
+        match = search(file.as_posix())
+        if not (name := match and match[min(1, match.re.groups)]):
             raise DataError(f"--group-by {pattern!r} matches nothing in {named(file)}; every image needs a part")
-        names.append(match[1] if match.re.groups else match[0])
+        names.append(name)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return torch.tensor([numbers[name] for name in names])
+
+
+def compiled(pattern: str) -> re.Pattern[str]:
+    """The regular expression that names parts."""
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise SettingError(f"--group-by {pattern!r} is no regular expression: {error}") from error
 
 
 def held_out_images(images: int, holdout: float) -> int:

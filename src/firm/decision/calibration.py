@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -133,7 +133,7 @@ class Misses:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Up to `review` an image PASSes, up to `fail` it is REVIEW, above it FAILs; regions have heat above `pixel`."""
+    """Up to `review` an image PASSes, up to `fail` it is REVIEW, above it FAILs; regions peak above `pixel`."""
 
     model: str  # id of the detector it belongs to
     review: float
@@ -145,10 +145,10 @@ class Calibration:
     images: int
     parts: int
     source: str
-    scores: tuple[float, ...] = ()  # of the good images
-    shown: tuple[int, ...] = ()  # the part each of them shows
-    light: tuple[float, ...] = ()  # brightness of each, 0 to 1; empty if unknown
-    files: tuple[str, ...] = ()  # their names; empty if unknown
+    scores: tuple[float, ...] = field(default=(), repr=False)  # of the good images
+    shown: tuple[int, ...] = field(default=(), repr=False)  # the part each of them shows
+    light: tuple[float, ...] = field(default=(), repr=False)  # brightness of each, 0 to 1; empty if unknown
+    files: tuple[str, ...] = field(default=(), repr=False)  # their names; empty if unknown
     basis: str = HELD_OUT  # or folds: the rates are estimated
     misses: Misses | None = None
 

@@ -203,17 +203,20 @@ def _fill(ignored: Tensor) -> dict[str, list[int]]:
 
 
 def runtime_source() -> str:
-    """The runtime as one file: the steps stand in the place of their import."""
-    text, steps = (_source(name) for name in ("firm_runtime.py", "image_steps.py"))
-    tree = ast.parse(text)
-    (line,) = (node for node in tree.body if isinstance(node, ast.ImportFrom) and str(node.module).startswith("firm."))
-    body = ast.parse(steps).body[2].lineno  # behind its docstring and its import of annotations
+    """The runtime as one file: what it imports of firm stands in the place of the import."""
+    text = _source("firm.deploy.firm_runtime")
     lines = text.splitlines()
-    return "\n".join([*lines[: line.lineno - 1], *steps.splitlines()[body - 1 :], *lines[line.end_lineno :]]) + "\n"
+    for node in reversed(ast.parse(text).body):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("firm."):
+            part = _source(str(node.module))
+            body = ast.parse(part).body[2].lineno  # behind its docstring and its import of annotations
+            lines[node.lineno - 1 : node.end_lineno] = part.splitlines()[body - 1 :]
+    return "\n".join(lines) + "\n"
 
 
-def _source(name: str) -> str:
-    return resources.files("firm.deploy").joinpath(name).read_text(encoding="utf-8")
+def _source(module: str) -> str:
+    package, _, name = module.rpartition(".")
+    return resources.files(package).joinpath(f"{name}.py").read_text(encoding="utf-8")
 
 
 def triton_config(name: str, card: dict[str, Any], any_size: bool) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from firm.decision.regions import candidates, start
 from firm.deploy.image_steps import (
     Array,
     ExportError,
@@ -48,7 +49,7 @@ ENGINES = {"onnx": "onnxruntime", "openvino": "openvino"}
 
 @dataclass(frozen=True)
 class Region:
-    """A connected region of heat above the pixel threshold, in pixels of the original image."""
+    """A connected region around a peak of heat above the pixel threshold, in pixels of the original image."""
 
     box: Box  # top, left, bottom, right; half-open
     area: int
@@ -88,12 +89,13 @@ class Runtime:
         picture = self.decode(source)
         scores, maps = self.run(self.resized(picture)[None])
         score, by = float(scores[0]), self.limits
+        kind = "PASS" if score <= by["review"] else "REVIEW" if score <= by["fail"] else "FAIL"
         regions: tuple[Region, ...] = ()
         if maps is not None and by["pixel"] is not None:
-            found = regions_of(maps[0], by["pixel"], *picture.shape[:2])
             least = by["pixel"] + self.card["slack"]["map"]  # less is above the threshold by rounding alone
+            least = least if kind == "PASS" else start(maps[0], least)
+            found = regions_of(maps[0], min(least, by["pixel"]), *picture.shape[:2])
             regions = tuple(region for region in found if region.peak > least)
-        kind = "PASS" if score <= by["review"] else "REVIEW" if score <= by["fail"] else "FAIL"
         return Verdict(name, score, kind, regions, by["model"], by["id"], by["review"], by["fail"]), (
             None if maps is None else maps[0]
         )
@@ -222,11 +224,13 @@ def _graph(folder: Path, card: dict[str, Any], threads: int) -> Graph:
 
 
 def regions_of(heat: Array, threshold: float, height: int, width: int) -> tuple[Region, ...]:
-    """The 8-connected regions of a map above the threshold, hottest first; a box covers all pixels of its region."""
+    """The 8-connected parts of a map with a peak above the threshold, hottest first; a box covers all of its pixels."""
     rows, columns = heat.shape
     regions = []
-    for runs in components(heat > threshold):
+    for runs in components(candidates(heat, threshold)):
         area, peak = sum(end - begin for _, begin, end in runs), max(heat[y, b:e].max() for y, b, e in runs)
+        if not peak > threshold:
+            continue
         (top, *_), (low, *_) = runs[0], runs[-1]
         left, right = min(begin for _, begin, _ in runs), max(end for _, _, end in runs)
         box = (

@@ -68,7 +68,7 @@ class Whole(Backbone):
         trunk, deepest, digest = copy.deepcopy(backbone.trunk), backbone.deepest, backbone.digest
         super().__init__(trunk, backbone.facts, deepest=deepest, digest=digest, folded=backbone.folded)
 
-    def stages(self, images: Tensor) -> list[Tensor]:
+    def stages(self, images: Tensor, at_once: int = 0) -> list[Tensor]:
         return self.trunk.stages(images)
 
 

@@ -32,7 +32,9 @@ def decide_by(detector: Detector, folders: Sequence[Path], maps: Path) -> Decide
         line = asdict(examined.verdict)
         if examined.heat is not None and examined.verdict.verdict != "PASS":
             target = maps / places([file], folders)[0].with_name(shortened(file.name, ".png"))
-            write_overlay(target, examined.picture, examined.heat.numpy(), examined.verdict.review)
+            write_overlay(
+                target, examined.picture, examined.heat.numpy(), examined.verdict.review, marked=examined.marked
+            )
             line["map"] = str(target)
         return line
 

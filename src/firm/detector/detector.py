@@ -24,7 +24,8 @@ from firm.decision.calibration import (
     read_calibration,
     write_calibration,
 )
-from firm.decision.verdict import Region, Verdict, figure_of, regions_of
+from firm.decision.regions import start
+from firm.decision.verdict import Region, Shown, Verdict, figure_of, regions_of
 from firm.detector.fit import OnProgress, fit
 from firm.detector.model_folder import read_fitted, write_model
 from firm.detector.prepare import MEMORY
@@ -48,19 +49,17 @@ SWAPS = 8  # arrays that do not PASS for which another order of channels is trie
 
 
 @dataclass(frozen=True)
-class Examined:
+class Examined(Shown):
     """A verdict with the image, its brightness and heat map, and the features the score comes from."""
 
     verdict: Verdict
-    picture: UInt8[Any, "h w 3"]
     pixels: UInt8[Tensor, "1 3 s s"]  # the picture as the model reads it
     light: float  # mean grey level, 0 to 1
-    heat: Float[Tensor, "r c"] | None  # None without maps
     examination: Examination
 
     def plot(self) -> "Figure":
         """The image with its regions, and its heat map, as a matplotlib figure."""
-        return figure_of(self.verdict, self.picture, self.heat)
+        return figure_of(self.verdict, self)
 
 
 @dataclass
@@ -207,8 +206,9 @@ class Detector(Fitted):
             return [self.inspect(image, name=each, channels=channels) for image, each in pairs]
         examined = self.examine(source, name=name, channels=channels)
         if isinstance(source, Path | str):  # read again: a verdict on a file keeps no pixels
-            return examined.verdict.drawn_by(lambda: self.examine(source, name=name).plot())
-        return examined.verdict.drawn_by(partial(figure_of, examined.verdict, examined.picture, examined.heat))
+            return examined.verdict.showing(lambda: self.examine(source, name=name))
+        shown = Shown(examined.picture, examined.heat, examined.pixel)  # without the features
+        return examined.verdict.showing(lambda: shown)
 
     def examine(self, source: Source | Tensor, *, name: str = "", channels: str = "rgb") -> Examined:
         """Like `inspect` for one image, with everything that explains the verdict."""
@@ -218,15 +218,16 @@ class Detector(Fitted):
         pixels, by = resize(to_tensor(picture), self.preprocessing.file_side), self.decides
         examination = self.model.examine(pixels)
         score, heat = float(examination.scores), examination.maps[0] if self.model.has_maps else None
-        regions: tuple[Region, ...] = ()
-        if heat is not None and by.pixel is not None:
-            regions = regions_of(heat, by.pixel, *picture.shape[:2])
+        regions, pixel = tuple[Region, ...](), by.pixel
+        if heat is not None and pixel is not None:
+            pixel = pixel if score <= by.review else start(heat.numpy(), pixel)
+            regions = regions_of(heat, pixel, *picture.shape[:2])
         name = name or (str(source) if isinstance(source, Path | str) else "image")
         verdict = Verdict(name, score, by.verdict(score), regions, self.id, by.id, by.review, by.fail)
         if channels == "rgb" and score > by.review and isinstance(source, np.ndarray):
             self._hint_at_bgr(picture, score)
         light = float(brightness(pixels, self.model.ignored))
-        return Examined(verdict, picture, pixels, light, heat, examination)
+        return Examined(picture, heat, pixel, verdict, pixels, light, examination)
 
     def _hint_at_bgr(self, picture: UInt8[Any, "h w 3"], score: float) -> None:
         """Warn once if the image looks far more like the good ones with its channels swapped."""
@@ -246,14 +247,15 @@ class Detector(Fitted):
         *,
         name: str = "images",
         files: Sequence[str] = (),
+        parts: Int[Tensor, " n"] | None = None,
         defects: UInt8[Tensor, "m c h w"] | None = None,
         targets: TargetRates | None = None,
         listener: Listener = SILENT,
     ) -> Calibration:
         """Set the thresholds on good images called `name`, without training.
 
-        Training images are skipped, because they score too low; images of one part count as one. Defects do not move
-        a threshold; the calibration counts how many of them are missed.
+        Training images are skipped, because they score too low; images of one part count as one, by `parts` or as
+        found. Defects do not move a threshold; the calibration counts how many of them are missed.
         """
         check_images(good)
         new = ~copies_of_known(good, self.thumbnails)
@@ -264,7 +266,7 @@ class Detector(Fitted):
             )
         if not len(fresh):
             raise DataError("every good image is a training image; give images of new parts")
-        parts = group_by_part(name, fresh)
+        parts = group_by_part(name, fresh) if parts is None else parts[new]
         if text := describe_parts(parts):
             listener.say(text)
         measured = measure(self.model, fresh, partial(listener.progress, "scoring good images", total=len(fresh)))

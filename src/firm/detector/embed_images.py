@@ -2,8 +2,9 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
-from functools import partial
+import re
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -12,19 +13,22 @@ from torch import Tensor
 
 from firm.data.splits import split_by_part
 from firm.errors import SettingError
+from firm.images.colour import grey
 from firm.images.preprocess import Preprocessing, fingerprint, resize
 from firm.networks.adaptor import pooled_features, pooled_stages
 from firm.networks.backbone import Backbone
-from firm.outliers.registry import RotationsAndExposure, make_outliers
+from firm.outliers.registry import Exposure, RotationsAndExposure, make_outliers
 from firm.recipes.recipe import Recipe, to_json
 from firm.runtime.feature_cache import stored
 from firm.runtime.listener import SILENT, Listener
 from firm.runtime.random import stream
+from firm.scoring.patch_features import is_grey
 from firm.training.feature_batches import FeatureSet, FeatureTask
-from firm.types import INLIER, OutlierSource
+from firm.types import INLIER, Outliers, OutlierSource
 from firm.views.registry import PatchPairs
 
 CHUNK = 64  # images per row block of the cache
+AT_ONCE = 16  # images that pass the backbone together: faster than few, and different by less than float16 stores
 OUTLIER_VIEWS = 2
 FEWEST_OUTLIERS = 2000  # of each source; with more good images one outlier of each
 VALIDATION_SHARE, VALIDATION_MOST = 0.1, 500  # good images kept out of the training, to compare features on
@@ -41,15 +45,22 @@ class ImageEmbedder:
     preprocessing: Preprocessing
     seed: int
 
-    def key(self, *more: object) -> str:
-        """A digest of everything that determines the features."""
+    def key(self, *more: object, of: OutlierSource | None = None) -> str:
+        """A digest of everything that determines the features; good images give exposure only their shape."""
         how = (self.stages, self.preprocessing.size, self.preprocessing.zoom, self.recipe.pretrained.views)
-        text = [fingerprint(self.images), self.backbone.digest, how, to_json(self.recipe.views), self.seed, *more]
+        shape = (*self.images.shape, self.is_grey)
+        seen = shape if isinstance(of, Exposure) else fingerprint(self.images)
+        text = [seen, self.backbone.digest, how, to_json(self.recipe.views), self.seed, of and to_json(of), *more]
         return hashlib.sha256(json.dumps(text, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     @property
     def stages(self) -> tuple[int, ...]:
         return pooled_stages(self.recipe.pretrained, self.backbone)
+
+    @cached_property
+    def is_grey(self) -> bool:
+        """Whether no good image has any colour."""
+        return is_grey(self.images)
 
     def tested(self, images: UInt8[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
         """The same of images as they are tested."""
@@ -64,9 +75,17 @@ class ImageEmbedder:
     def outliers(self, source: OutlierSource, begin: int, end: int) -> Float[Tensor, "n v e"]:
         """Augmented views of an outlier of every good image, then of another one, ...; the group comes last."""
         which = torch.arange(begin, end) % len(self.images)
-        made = make_outliers(source, self.images[which], rng=stream(self.seed, "outliers", begin))
+        made = self.make(source, self.images[which], rng=stream(self.seed, "outliers", begin))
         views = self._views(made.images, OUTLIER_VIEWS, stream(self.seed, "outlier views", begin))
         return torch.cat([views, made.group[:, None, None].expand(-1, OUTLIER_VIEWS, 1)], dim=2)
+
+    def make(self, source: OutlierSource, images: UInt8[Tensor, "n c h w"], *, rng: torch.Generator) -> Outliers:
+        """Outliers of the images; grey where the good ones are, since colour alone would tell them apart."""
+        made = make_outliers(source, images, rng=rng)
+        if not self.is_grey:
+            return made
+        channels = len(self.images[0])
+        return replace(made, images=grey(made.images.float()).round().byte().expand(-1, channels, -1, -1))
 
     def _views(self, images: UInt8[Tensor, "n c h w"], count: int, rng: torch.Generator) -> Float[Tensor, "n v d"]:
         pairs = [self.recipe.views(images, self.preprocessing.size, rng=rng) for _ in range((count + 1) // 2)]
@@ -75,7 +94,8 @@ class ImageEmbedder:
 
     def pooled(self, images: Float[Tensor, "n 3 h w"]) -> Float[Tensor, "n d"]:
         """Pooled features of normalised images, on the CPU."""
-        return pooled_features(self.backbone, self.stages, images.to(self.backbone.mean.device)).cpu()
+        images = images.to(self.backbone.mean.device)
+        return pooled_features(self.backbone, self.stages, images, AT_ONCE).cpu()
 
 
 def embed_images(
@@ -86,17 +106,18 @@ def embed_images(
     preprocessing: Preprocessing,
     *,
     seed: int,
+    name: str = "",
     folder: Path | None = None,
     listener: Listener = SILENT,
 ) -> FeatureTask:
-    """Embed the training images; with a folder the features are cached and an interrupted embedding resumes."""
+    """Embed the training images; with a folder the features are cached there by name, and resumed if interrupted."""
     if isinstance(recipe.views, PatchPairs) or recipe.pretrained.noise:
         raise SettingError("whole images need views=simclr and pretrained.noise=0; start from the preset semantic")
     size = preprocessing.size
     images = resize(images, size) if images.shape[-1] > size else images  # views crop without antialiasing
     embedder, count = ImageEmbedder(recipe, backbone, images, preprocessing, seed), len(images)
     key, counted = embedder.key(), partial(listener.progress, "embedding good images", total=count)
-    good = stored(folder, "good", key, count, embedder.inliers, chunk=CHUNK, on_rows=counted)
+    good = stored(folder, file_name("good", name), key, count, embedder.inliers, chunk=CHUNK, on_rows=counted)
     validation = _validation_images(recipe, parts, seed=seed)
     learnt = torch.arange(count) if validation is None else _without(count, validation)
     outliers, made_by = _outliers(embedder, learnt, folder, listener)
@@ -114,6 +135,12 @@ def embed_images(
     )
 
 
+def file_name(kind: str, name: str) -> str:
+    """Under which features of a kind of view of a data set are stored."""
+    own = re.sub(r"[^\w.]+", "-", name)
+    return f"{kind}-{own[-80:]}"
+
+
 def _outliers(
     embedder: ImageEmbedder, learnt: Int[Tensor, " k"], folder: Path | None, listener: Listener
 ) -> tuple[FeatureSet, list[str]]:
@@ -128,7 +155,7 @@ def _outliers(
     features, groups, keys, kinds = [], [torch.empty(0, dtype=torch.long)], [], 0
     for source in sources:
         name = type(source).__name__.lower()
-        keys.append(embedder.key(to_json(source)))
+        keys.append(embedder.key(of=source))
         counted = partial(listener.progress, f"embedding outliers ({name})", total=rows)
         compute = partial(embedder.outliers, source)
         values = stored(folder, f"outliers-{name}", keys[-1], rows, compute, chunk=CHUNK, on_rows=counted)

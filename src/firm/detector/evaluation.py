@@ -14,6 +14,8 @@ from torch import Tensor
 from firm.data.duplicates import copies_of_known, thumbnails
 from firm.data.folder import GOOD
 from firm.decision.calibration import FAIL, PASS, REVIEW, Calibration
+from firm.decision.regions import start
+from firm.decision.verdict import marked
 from firm.detector.detector import Detector
 from firm.errors import DataError
 from firm.images.ignore_mask import scaled
@@ -60,12 +62,22 @@ class Labelled:
 
 
 @dataclass(frozen=True)
+class Overlap:
+    """How well the regions of images that do not PASS fit their masks: the mean over images of their IoU."""
+
+    iou: float
+    images: int  # that do not PASS
+    of: int  # with a mask
+
+
+@dataclass(frozen=True)
 class Kind:
     """How well one kind of defect is detected and localised (None without ground-truth masks)."""
 
     images: int
     auroc: Interval
     localisation: Localisation | None
+    overlap: Overlap | None = None  # None also where no image with a mask is called
 
 
 @dataclass(frozen=True)
@@ -110,10 +122,10 @@ def evaluate(detector: Detector, test: Labelled) -> Evaluation:
     by_kind = {}
     for name in sorted(set(counted.kinds) - {GOOD}) if test.truth is not None else ():
         of_kind = torch.tensor([kind == name for kind in counted.kinds])
-        by_kind[name] = _kind(counted[~anomalous | of_kind], ignored)
+        by_kind[name] = _kind(counted[~anomalous | of_kind], ignored, detector.calibration)
     return Evaluation(
         images=len(counted.images),
-        overall=_kind(counted, ignored),
+        overall=_kind(counted, ignored, detector.calibration),
         kinds=by_kind,
         caught=float(above[anomalous].float().mean()),
         false_calls=float(above[~anomalous].float().mean()),
@@ -140,11 +152,35 @@ def trivial(images: UInt8[Tensor, "m c h w"], anomalous: Bool[Tensor, " m"], kno
     return Trivial(auroc(small.mean(1), anomalous), auroc(nearest, anomalous))
 
 
-def _kind(test: Labelled, ignored: Bool[Tensor, "s s"] | None) -> Kind:
+def ious(test: Labelled, by: Calibration | None, ignored: Bool[Tensor, "a b"] | None = None) -> Float[Tensor, " m"]:
+    """The IoU of all regions of an image with its mask; NaN where it has no mask, or PASSes."""
+    found, maps, truth = torch.full((len(test.images),), math.nan), test.located.maps, test.truth
+    if by is None or by.pixel is None or truth is None or truth.masks.shape != maps.shape:
+        return found
+    free = True if ignored is None else ~scaled(ignored, *maps.shape[1:])
+    masks = truth.masks & free
+    called = truth.known & masks.flatten(1).any(1) & (test.located.scores > by.review)
+    for number in called.nonzero().flatten().tolist():
+        heat = maps[number].numpy()
+        regions = torch.from_numpy(marked(heat, start(heat, by.pixel))) & free
+        found[number] = float((regions & masks[number]).sum() / (regions | masks[number]).sum())
+    return found
+
+
+def _overlap(test: Labelled, by: Calibration | None, ignored: Bool[Tensor, "a b"] | None) -> Overlap | None:
+    found = ious(test, by, ignored)
+    found, truth = found[~found.isnan()], test.truth
+    if truth is None or not len(found):
+        return None
+    return Overlap(float(found.mean()), len(found), int((truth.known & truth.masks.flatten(1).any(1)).sum()))
+
+
+def _kind(test: Labelled, ignored: Bool[Tensor, "s s"] | None, by: Calibration | None) -> Kind:
     """Image metrics, and pixel metrics if there are maps and a marked defect."""
     maps, truth, pixels = test.located.maps, test.truth, None
     if truth is not None and maps.numel():
         masks = truth.masks[truth.known]
         if masks.shape[1:] == maps.shape[1:] and bool((masks if ignored is None else masks & ~ignored).any()):
             pixels = localisation(maps[truth.known], masks, ignored=ignored)
-    return Kind(int(test.anomalous.sum()), auroc_interval(test.located.scores, test.anomalous), pixels)
+    auroc = auroc_interval(test.located.scores, test.anomalous)
+    return Kind(int(test.anomalous.sum()), auroc, pixels, _overlap(test, by, ignored))

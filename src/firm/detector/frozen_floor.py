@@ -14,7 +14,7 @@ from firm.detector.embed_images import ImageEmbedder
 from firm.errors import DataError
 from firm.metrics.image import auroc
 from firm.networks.adaptor import Adapted, AdaptedImages
-from firm.outliers.registry import OUTLIERS, CutPerm, Exposure, Rotations, RotationsAndExposure, make_outliers
+from firm.outliers.registry import OUTLIERS, CutPerm, Exposure, Rotations, RotationsAndExposure
 from firm.recipes.recipe import Recipe
 from firm.runtime.listener import SILENT, Listener
 from firm.runtime.random import stream
@@ -67,7 +67,7 @@ def judging_outliers(embedder: ImageEmbedder, taught: OutlierSource, *, seed: in
     for name, kin in JUDGES.items():
         if taught != OUTLIERS[name] and not isinstance(taught, kin):
             with suppress(DataError):
-                made = make_outliers(OUTLIERS[name], embedder.images, rng=stream(seed, "judging", name))
+                made = embedder.make(OUTLIERS[name], embedder.images, rng=stream(seed, "judging", name))
                 found[name] = embedder.tested(made.images)
     return found
 

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from firm.data.duplicates import ALIGNMENT_SIDE, group_by_part, thumbnails
@@ -19,6 +19,7 @@ from firm.decision.drift import Drift, LightDrift, drift, light_drift, one_of_ea
 from firm.decision.verdict import Verdict
 from firm.detector.detector import Detector, Examined
 from firm.errors import ImageError
+from firm.images.alignment import NOTHING
 
 COMPARED = 2000  # images that are grouped by part: 33 MB
 
@@ -34,6 +35,7 @@ class InspectedImage:
     picture: UInt8[Pixels, "h w 3"]  # the decoded image
     heat: Float[npt.NDArray[np.float32], "r c"] | None  # anomaly map of the whole picture, at any resolution
     nearest: UInt8[Pixels, "h w 3"] | None = None  # the good part most similar at the worst patch, aligned
+    marked: Bool[npt.NDArray[np.bool_], "r c"] | None = None  # the regions, in the pixels of the map
 
 
 @dataclass
@@ -82,7 +84,7 @@ class Inspection:
             self._small[len(self.verdicts) - 1] = thumbnails(examined.pixels, ALIGNMENT_SIDE)[0]
         nearest = most_similar(self.detector, examined) if explain else None
         heat = None if examined.heat is None else examined.heat.numpy()
-        return InspectedImage(examined.verdict, examined.picture, heat, nearest)
+        return InspectedImage(examined.verdict, examined.picture, heat, nearest, examined.marked)
 
     def counts(self) -> dict[str, int]:
         """How many images have each verdict, worst first."""
@@ -120,5 +122,6 @@ def most_similar(detector: Detector, examined: Examined) -> UInt8[Pixels, "h w 3
     shift = np.array([[1.0, 0.0, across], [0.0, 1.0, down], [0.0, 0.0, 1.0]])
     frame = np.eye(3) if neighbour.frame is None else np.vstack([neighbour.frame.numpy(), [0.0, 0.0, 1.0]])
     height, width = good.shape[:2]
-    moved = cv2.warpAffine(good, (np.linalg.inv(frame) @ shift)[:2], (width, height), borderMode=cv2.BORDER_REPLICATE)
+    back = (np.linalg.inv(frame) @ shift)[:2]
+    moved = cv2.warpAffine(good, back, (width, height), borderMode=cv2.BORDER_CONSTANT, borderValue=NOTHING)
     return np.asarray(cv2.resize(moved, examined.picture.shape[1::-1], interpolation=cv2.INTER_LINEAR), np.uint8)

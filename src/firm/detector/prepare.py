@@ -142,7 +142,7 @@ def prepare(
         task: Task = _image_task(recipe, data, aligned, preprocessing, seed=seed)
     elif not recipe.patchwise:
         whole = (recipe, images, parts, backbone, preprocessing)
-        task = embed_images(*whole, seed=seed, folder=folder, listener=listener)
+        task = embed_images(*whole, seed=seed, name=data.name, folder=folder, listener=listener)
     else:
         assert aligned is not None
         assert isinstance(recipe.views, PatchPairs)

@@ -16,7 +16,7 @@ from torch import Tensor
 from firm.data.duplicates import check_good, group_by_part
 from firm.data.folder import SIZE, Reading, find_files, load_files
 from firm.data.registry import load, shows_parts, training_files
-from firm.data.splits import check_holdout, parts_by_name
+from firm.data.splits import check_holdout, compiled, parts_by_name
 from firm.decision.calibration import TargetRates
 from firm.detector.estimate import LEAST_EPOCHS
 from firm.detector.prepare import MEMORY, check_ignore_mask, frozen_backbone, most_images, read_side
@@ -61,6 +61,7 @@ class Options:
             raise SettingError(f"calibration is {self.calibration!r}; use split or folds")
         TargetRates(false_calls=self.false_calls, fail=self.fail)  # refuses wrong rates before anything is read
         check_holdout(0.5 if self.holdout is None else self.holdout)
+        compiled(self.group_by or "")
 
 
 @dataclass(frozen=True)

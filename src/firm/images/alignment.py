@@ -23,6 +23,7 @@ GAIN, FAINT = 40.0, 4.0  # grey levels per local deviation; deviations below FAI
 
 LONG = 1.8  # axis ratio from which an object has a direction to align by
 SAMPLE = 32  # images on which the ratio is measured
+NOTHING = (128, 128, 128)  # where a moved picture shows nothing
 
 Images = UInt8[Tensor, "n c h w"]
 Masks = Bool[Tensor, "n h w"]
@@ -104,8 +105,8 @@ class Conditioned:
         return replace(self, images=torch.where(hidden[:, None].to(median.device), median, self.images))
 
     def moved_alike(self, images: UInt8[Tensor, "n c h w"]) -> UInt8[Tensor, "n c h w"]:
-        """Move the original images into the same frames."""
-        return images if self.frames is None else _warped(images, self.frames)
+        """Move the original images into the same frames, grey where they show nothing."""
+        return images if self.frames is None else _warped(images, self.frames, border=cv2.BORDER_CONSTANT)
 
     def __getitem__(self, which: Int[Tensor, " k"] | slice) -> Conditioned:
         """A subset of the images."""
@@ -178,11 +179,16 @@ def _largest_object(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
     return np.stack([x, y], axis=1).astype(np.float64)
 
 
-def _warped(images: Images, frames: Float[Tensor, "n 2 3"], interpolation: int = cv2.INTER_LINEAR) -> Images:
+def _warped(
+    images: Images,
+    frames: Float[Tensor, "n 2 3"],
+    interpolation: int = cv2.INTER_LINEAR,
+    border: int = cv2.BORDER_REPLICATE,
+) -> Images:
     pictures = images.permute(0, 2, 3, 1).cpu().numpy().copy()
     size = (images.shape[3], images.shape[2])
     for picture, frame in zip(pictures, frames.numpy(), strict=True):
-        moved = cv2.warpAffine(picture, frame, size, flags=interpolation, borderMode=cv2.BORDER_REPLICATE)
+        moved = cv2.warpAffine(picture, frame, size, flags=interpolation, borderMode=border, borderValue=NOTHING)
         picture[:] = np.asarray(moved, np.uint8).reshape(picture.shape)
     return torch.from_numpy(pictures).permute(0, 3, 1, 2).contiguous()
 

@@ -173,9 +173,9 @@ def pooled_stages(settings: Pretrained, backbone: Backbone) -> tuple[int, ...]:
 
 @torch.no_grad()
 def pooled_features(
-    backbone: Backbone, stages: tuple[int, ...], images: Float[Tensor, "n 3 h w"]
+    backbone: Backbone, stages: tuple[int, ...], images: Float[Tensor, "n 3 h w"], at_once: int = 0
 ) -> Float[Tensor, "n d"]:
     """The mean of each stage over the image, scaled to unit length, side by side."""
-    outputs = backbone.stages(images)
+    outputs = backbone.stages(images, at_once)
     means = [backbone.finished(stage, outputs[stage - 1].mean((2, 3), keepdim=True)).flatten(1) for stage in stages]
     return torch.cat([F.normalize(mean.float(), dim=1) for mean in means], dim=1)

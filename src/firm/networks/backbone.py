@@ -72,11 +72,14 @@ class Backbone(nn.Module):
         return (images - self.mean) / self.std
 
     @torch.no_grad()
-    def stages(self, images: Float[Tensor, "n 3 h w"]) -> list[Tensor]:
-        """The output of each stage, n, c, r, s, for normalised images, up to the deepest that was loaded."""
+    def stages(self, images: Float[Tensor, "n 3 h w"], at_once: int = 0) -> list[Tensor]:
+        """The output of each stage, n, c, r, s, for normalised images, up to the deepest that was loaded.
+
+        With few at once, as by default on a CPU, an image's outputs are the same to the bit in any company.
+        """
         if images.device.type != "cpu":
             return self.trunk.stages(images)
-        at_once = max(1, PIXELS_AT_ONCE // max(1, images.shape[-2] * images.shape[-1]))
+        at_once = at_once or max(1, PIXELS_AT_ONCE // max(1, images.shape[-2] * images.shape[-1]))
         images = images.contiguous(memory_format=torch.channels_last)
         portions = [self.trunk.stages(portion) for portion in images.split(at_once)]
         return [torch.cat(stage) for stage in zip(*portions, strict=True)]

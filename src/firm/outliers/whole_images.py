@@ -57,7 +57,7 @@ class Exposure:
         n, _, height, width = inliers.shape
         if height != width:
             raise DataError(f"exposure needs square images, not {width} x {height} pixels; make them square")
-        pool = open_pool(self.path, data_root(holding="exposure"))
+        pool = pool_named(self.path)
         images = pool.take(torch.randint(len(pool), (n,), generator=rng), width)
         if not self.rotate:
             return Outliers(images, torch.ones(n, dtype=torch.long))
@@ -158,6 +158,11 @@ class Folder:
             except FirmError as error:
                 warnings.warn(f"{error}; the next file replaces it", stacklevel=4)
         raise DataError(f"no file in {self.files[0].parent} can be decoded; {LAYOUT}")
+
+
+def pool_named(path: str) -> Array | Folder:
+    """The exposure set of a recipe, in whichever folder of data holds it."""
+    return open_pool(path, data_root(holding=f"exposure/{path}"))
 
 
 @lru_cache(maxsize=4)

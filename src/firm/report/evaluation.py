@@ -3,6 +3,7 @@
 scores.csv has all images in their order; wrong.csv those decided wrongly, in the order of the pictures.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from firm.decision.calibration import Calibration
-from firm.detector.evaluation import Labelled
+from firm.decision.regions import start
+from firm.decision.verdict import marked
+from firm.detector.evaluation import Labelled, ious
 from firm.errors import named
 from firm.images.preprocess import resize
 from firm.report.ledger import MARK, csv_line, harmless
@@ -23,12 +26,19 @@ from firm.report.sheets import Part, draw_parts, save_figure
 
 MOST = 24  # wrong decisions that are shown, the worst first
 SIDE = 128  # px at which they are shown
-COLUMNS = ("image", "kind", "verdict", "score", "review", "fail")
+COLUMNS = ("image", "kind", "verdict", "score", "review", "fail", "iou")
 LONGEST = 28  # letters of a name below a picture
 ROC, MISSES, FALSE_CALLS, WRONG, SCORES = "roc.png", "misses.png", "false-calls.png", "wrong.csv", "scores.csv"
 
 
-def write_evaluation(folder: Path, test: Labelled, by: Calibration, *, name: str = "test") -> list[Path]:
+def write_evaluation(
+    folder: Path,
+    test: Labelled,
+    by: Calibration,
+    *,
+    name: str = "test",
+    ignored: Bool[Tensor, "a b"] | None = None,
+) -> list[Path]:
     """Write the files and return them; of misses and false calls only those there are, older files are removed.
 
     An image that is no file is called by the name of the data set and its number.
@@ -38,9 +48,10 @@ def write_evaluation(folder: Path, test: Labelled, by: Calibration, *, name: str
     draw_roc(folder / ROC, located.scores, anomalous, by)
     scores = located.scores.tolist()
     names = truth.files if truth and truth.files else [f"{name} {number}" for number in range(len(images))]
+    fits = ["" if math.isnan(iou) else iou for iou in ious(test, by, ignored).tolist()]
     rows = [
-        csv_line((harmless(file), harmless(kind), by.verdict(score), score, by.review, by.fail))
-        for file, kind, score in zip(names, kinds, scores, strict=True)
+        csv_line((harmless(file), harmless(kind), by.verdict(score), score, by.review, by.fail, fit))
+        for file, kind, score, fit in zip(names, kinds, scores, fits, strict=True)
     ]
     _write_table(folder / SCORES, rows)
     written, wrong_rows = [folder / ROC, folder / SCORES], list[str]()
@@ -54,7 +65,7 @@ def write_evaluation(folder: Path, test: Labelled, by: Calibration, *, name: str
     ):
         places = order[wrong[order]].tolist()
         if places:
-            parts = [_part(images[i], located.maps[i], scores[i], kinds[i], names[i]) for i in places[:MOST]]
+            parts = [_part(images[i], located.maps[i], scores[i], kinds[i], names[i], by) for i in places[:MOST]]
             shown = "" if len(places) <= MOST else f", {MOST} of {len(places)}"
             draw_parts(parts, by.review, folder / file, title=f"{title}{shown}")
             written.append(folder / file)
@@ -69,11 +80,20 @@ def _write_table(path: Path, rows: list[str]) -> None:
     path.write_text(MARK + csv_line(COLUMNS) + "".join(rows), encoding="utf-8", newline="")
 
 
-def _part(image: UInt8[Tensor, "c h w"], heat: Float[Tensor, "r s"], score: float, kind: str, file: str) -> Part:
+def _part(
+    image: UInt8[Tensor, "c h w"], heat: Float[Tensor, "r s"], score: float, kind: str, file: str, by: Calibration
+) -> Part:
     picture = resize(image[None].expand(-1, 3, -1, -1), SIDE)[0].permute(1, 2, 0).numpy()
     name = named(Path(file).name)
     short = name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}"  # names differ at their ends
-    return Part(picture, score, kind, heat.numpy() if heat.numel() else None, short)
+    if not heat.numel():
+        return Part(picture, score, kind, None, short)
+    values, pixel = heat.numpy(), by.pixel
+    if pixel is None:
+        return Part(picture, score, kind, values, short)
+    return Part(
+        picture, score, kind, values, short, marked(values, pixel if score <= by.review else start(values, pixel))
+    )
 
 
 def roc(scores: Float[Tensor, " m"], anomalous: Bool[Tensor, " m"]) -> npt.NDArray[np.float64]:

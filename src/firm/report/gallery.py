@@ -32,7 +32,7 @@ def entry(image: InspectedImage) -> Markup:
         width=width,
         height=height,
         plain=_picture(small),
-        heat=None if image.heat is None else _picture(overlay(small, image.heat, verdict.review)),
+        heat=None if image.heat is None else _picture(overlay(small, image.heat, verdict.review, marked=image.marked)),
         boxes=[_box(region, image) for region in verdict.regions],
         peak=0.0 if region is None else region.peak,
         worst=None if region is None else _picture(thumbnail(image.picture[place], CLOSE)),

@@ -1,7 +1,8 @@
 """A heat map over the picture it belongs to, in one scale of colours for all pictures of a detector.
 
 The scale runs from 0 to twice the threshold, or to `UNIT` above a threshold of 0 or less; its middle is the threshold.
-Low heat leaves the picture as it is, and a line is drawn around all heat above the threshold.
+The picture is grey, so that colour means heat whatever the part's own colour is. The colours grow lighter from purple
+to yellow, away from every grey also for colour-blind people, and a line that shows on any ground surrounds the regions.
 """
 
 import os
@@ -11,34 +12,53 @@ from pathlib import Path
 import cv2
 import numpy as np
 import numpy.typing as npt
-from jaxtyping import Float, UInt8
+from jaxtyping import Bool, Float, UInt8
 
 from firm.errors import ModelFileError
 from firm.runtime.files import common_folder, shortened, write_atomically
 
 Pixels = npt.NDArray[np.uint8]  # h, w, 3: RGB
 Plane = npt.NDArray[np.float32]
+Mask = npt.NDArray[np.bool_]
 
-LARGEST = 1024  # pixels of an overlay's longer side
-OPACITY = 0.6  # of the colours from the threshold on; below it they fade
-COLD, COOL, WARM, HOT = (30, 60, 200), (0, 190, 220), (255, 225, 0), (200, 0, 0)  # at 0, below and at the middle, at 1
+OPACITY = 0.7  # of the colours from the threshold on; below it they fade
+# of "inferno" from 0.3 to 0.95, evenly spaced: what is darker or paler would be lost on a dark or a white part
+COLOURS = ((106, 23, 110), (160, 42, 99), (208, 69, 69), (241, 115, 29), (252, 174, 18), (241, 239, 117))
 UNIT = 1.0  # from the middle of the scale to its end where the threshold is 0 or less: a deviation of good patches
-LINE = (255, 255, 255)
+LINE, EDGE = (255, 255, 255), (0, 0, 0)  # around regions: white, and black around it
+STRIP = 64  # rows that are coloured at once: an overlay is as large as its picture
 BAR, MARGIN, LABELS = 14, 8, 66  # widths beside the picture: the bar, the gaps, the numbers
 LEAST, LONGEST = 96, 256  # heights of the bar
 INK = (60, 60, 60)
 
 
-def overlay(picture: UInt8[Pixels, "h w 3"], heat: Float[Plane, "r c"], threshold: float) -> UInt8[Pixels, "h w 3"]:
-    """The picture with its heat map, which may be of any size, spread over it."""
+def overlay(
+    picture: UInt8[Pixels, "h w 3"],
+    heat: Float[Plane, "r c"],
+    threshold: float,
+    *,
+    marked: Bool[Mask, "r c"] | None = None,
+) -> UInt8[Pixels, "h w 3"]:
+    """The picture in grey, its heat map, which may be of any size, spread over it, and a line around the regions."""
     height, width = picture.shape[:2]
-    spread = cv2.resize(np.asarray(heat, np.float32), (width, height), interpolation=cv2.INTER_LINEAR)
-    shown = blend(picture, levels(np.asarray(spread, np.float32), threshold))
-    above = (spread > threshold).astype(np.uint8)
-    if above.any():
-        lines, _ = cv2.findContours(above, cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
-        cv2.drawContours(shown, lines, -1, LINE, max(1, round(max(height, width) / 400)))
+    shown = blend(grey(picture), levels(_spread(heat, height, width), threshold))
+    if marked is not None and marked.any():
+        inside = (_spread(marked, height, width) >= 0.5).astype(np.uint8)
+        lines, _ = cv2.findContours(inside, cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
+        width = max(1, round(max(picture.shape) / 400))
+        cv2.drawContours(shown, lines, -1, EDGE, width + 2)
+        cv2.drawContours(shown, lines, -1, LINE, width)
     return shown
+
+
+def grey(picture: UInt8[Pixels, "h w 3"]) -> UInt8[Pixels, "h w 3"]:
+    """The picture without its colours."""
+    plane = cv2.cvtColor(np.ascontiguousarray(picture), cv2.COLOR_RGB2GRAY)
+    return np.asarray(cv2.cvtColor(plane, cv2.COLOR_GRAY2RGB), np.uint8)
+
+
+def _spread(values: npt.NDArray[np.generic], height: int, width: int) -> Plane:
+    return np.asarray(cv2.resize(values.astype(np.float32), (width, height)), np.float32)
 
 
 def levels(heat: Float[Plane, "h w"], threshold: float) -> Float[Plane, "h w"]:
@@ -61,11 +81,14 @@ def ends(threshold: float) -> tuple[float, float]:
 
 
 def blend(picture: UInt8[Pixels, "h w 3"], level: Float[Plane, "h w"]) -> UInt8[Pixels, "h w 3"]:
-    """Colours over a picture: none at 0, full from the middle of the scale on, where cool ones become warm."""
-    scale = np.array([COLD, COOL, WARM, HOT], float).T
-    colours = np.stack([np.interp(level, (0, 0.45, 0.5, 1), channel) for channel in scale], axis=-1)
-    opacity = (OPACITY * np.clip(2 * level, 0, 1))[..., None]
-    return np.round((1 - opacity) * picture + opacity * colours).astype(np.uint8)
+    """Colours over a picture: none at 0, in full from the middle of the scale on."""
+    shown, places = np.empty_like(picture), np.linspace(0, 1, len(COLOURS))
+    for begin in range(0, len(picture), STRIP):
+        rows = slice(begin, begin + STRIP)
+        colours = np.stack([np.interp(level[rows], places, channel) for channel in zip(*COLOURS, strict=True)], axis=-1)
+        opacity = (OPACITY * np.clip(2 * level[rows], 0, 1))[..., None]
+        shown[rows] = np.round((1 - opacity) * picture[rows] + opacity * colours)
+    return shown
 
 
 def scale_bar(threshold: float, length: int) -> UInt8[Pixels, "b l 3"]:
@@ -74,10 +97,16 @@ def scale_bar(threshold: float, length: int) -> UInt8[Pixels, "b l 3"]:
     return blend(np.full((BAR, length, 3), 128, np.uint8), levels(heat, threshold))
 
 
-def write_overlay(path: Path, picture: UInt8[Pixels, "h w 3"], heat: Float[Plane, "r c"], threshold: float) -> None:
-    """A PNG of the overlay and its scale, in the picture's aspect and not larger than necessary."""
-    small = thumbnail(picture, LARGEST) if max(picture.shape[:2]) > LARGEST else picture
-    shown = beside_scale(overlay(small, heat, threshold), threshold)
+def write_overlay(
+    path: Path,
+    picture: UInt8[Pixels, "h w 3"],
+    heat: Float[Plane, "r c"],
+    threshold: float,
+    *,
+    marked: Bool[Mask, "r c"] | None = None,
+) -> None:
+    """A PNG of the overlay in the picture's own pixels, the scale to its right."""
+    shown = beside_scale(overlay(picture, heat, threshold, marked=marked), threshold)
     _, encoded = cv2.imencode(".png", cv2.cvtColor(shown, cv2.COLOR_RGB2BGR))
     write_atomically(path, encoded.tobytes())
 

@@ -145,6 +145,7 @@ class Part:
     kind: str  # of defect, or good
     heat: npt.NDArray[np.float32] | None  # a score per pixel, for a detector that locates
     name: str  # by which a person finds the file
+    marked: Mask | None = None  # its regions, in the pixels of the heat
 
 
 def draw_parts(parts: list[Part], threshold: float, path: Path, *, title: str) -> None:
@@ -158,7 +159,7 @@ def draw_parts(parts: list[Part], threshold: float, path: Path, *, title: str) -
         panel.axis("off")
     for panel, part in zip(axes.flat, parts, strict=False):
         colour = CALLED if part.score > threshold else PASSED
-        heat = [] if part.heat is None else [overlay(part.image, part.heat, threshold)]
+        heat = [] if part.heat is None else [overlay(part.image, part.heat, threshold, marked=part.marked)]
         shown = np.vstack([part.image, *heat])
         panel.imshow(shown)
         height, width = shown.shape[:2]

@@ -20,7 +20,7 @@ from firm.errors import FirmError
 from firm.images.preprocess import Preprocessing
 from firm.networks.adaptor import Adaptor, Pretrained
 from firm.networks.heads import Encoder, build
-from firm.outliers.registry import RotationsAndExposure, Sia
+from firm.outliers.registry import Exposure, RotationsAndExposure, Sia
 from firm.recipes.presets import SEMANTIC
 from firm.recipes.recipe import Recipe
 from firm.research.experiment import Experiment
@@ -140,7 +140,8 @@ def _embeddings(experiment: Experiment) -> dict[Embedding, float]:
         ("good", data): (1 + recipe.pretrained.views) * good,
     }
     if recipe.training.epochs:
-        images |= {(source, data): OUTLIER_VIEWS * made for source in sources}
+        family = data.partition(":")[0]  # exposure is the same for all classes of a size
+        images |= {(each, family if isinstance(each, Exposure) else data): OUTLIER_VIEWS * made for each in sources}
     each, _ = embedding(recipe.pretrained, recipe.size)
     how = (recipe.pretrained.name, recipe.pretrained.stages, recipe.size, few)
     return {(*what, *how): count * each for what, count in images.items()}

@@ -14,6 +14,7 @@ Runs = list[Record]  # of one row, one per seed
 CURVE = "s_con k=1"  # the score of learning curves
 CONFIDENCE = 0.95
 NOT_TRAINED = ("pixels", "backbone")  # features
+PROPERTIES = {"compactness": "compactness", "margin": "margin", "outlier spread": "outlier_spread"}
 
 
 def curve_of(run: Record, score: str = CURVE) -> list[float]:
@@ -45,6 +46,12 @@ def spread_text(values: Sequence[float]) -> str:
         return "-"
     mean, deviation = mean_std(list(values))
     return f"{100 * mean:.1f} ± {100 * deviation:.1f}" if len(values) > 1 else f"{100 * mean:.1f}"
+
+
+def property_cells(runs: Runs) -> list[str]:
+    """The means of the three properties in the last logged batches."""
+    logged = [run["diagnostics"] for run in runs if run["diagnostics"]]
+    return [mean_text([line[name] for line in logged], ".2f") for name in PROPERTIES.values()]
 
 
 def interval_text(intervals: Sequence[Mapping[str, float]]) -> str:

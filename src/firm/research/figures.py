@@ -41,7 +41,11 @@ class Picture:
     title: str
     why: str  # what to look for
     draw: Callable[..., list[Path]]  # no file where it needs runs and there are none
-    needs: str = ""  # runs of tables, or data
+    tables: tuple[str, ...] = ()  # whose runs it shows
+
+    @property
+    def needs(self) -> str:
+        return f"runs of {' and '.join(f'`{name}`' for name in self.tables)}" if self.tables else ""
 
 
 def draw_curves(table: Table, scale: str, seeds: list[int], folder: Path, path: Path) -> None:
@@ -218,24 +222,24 @@ FIGURES: dict[str, Picture] = {
         "Learning curves",
         "Mean AUROC over the classes of a data set, with a band of one deviation over seeds.",
         partial(draw_probes, name="learning-curves", measures=AUROC),
-        "runs of `objectives`",
+        ("objectives",),
     ),
     "positive-sets": Picture(
         "Effect of the positive set over epochs",
         "AUROC above the three properties; a marker at the end where a record holds those of its last batch alone.",
         partial(draw_probes, name="positive-sets", measures=AUROC | PROPERTIES),
-        "runs of `objectives`",
+        ("objectives",),
     ),
     "temperature-batch-size": Picture(
         "Temperature and batch size, without and with norm",
         "The paper finds the best temperature at 0.2 without and at 0.4 with the norm, and small batches better.",
         draw_sweeps,
-        "runs of `temperature` and `batch-size`",
+        ("temperature", "batch-size"),
     ),
     "gallery": Picture(
         "Anomalies of test sets and synthetic ones",
-        "Anomalies of one product differ as much as synthetic ones of different sources: they are no single class.",
+        "Anomalies of one product differ as much as synthetic ones of different sources: they are no single class. "
+        "Photographs are shown where FIRM_DATA holds them.",
         draw_gallery,
-        "photographs in FIRM_DATA, or drawn parts alone",
     ),
 }

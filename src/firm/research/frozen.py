@@ -4,7 +4,6 @@ The features of a data set are kept in a folder beside the runs, so rows, classe
 decides the weights and batches of a training; views, outliers and the images kept back are those of one seed.
 """
 
-import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from firm.detector.embed_images import CHUNK, OUTLIER_VIEWS, ImageEmbedder
+from firm.detector.embed_images import CHUNK, OUTLIER_VIEWS, ImageEmbedder, file_name
 from firm.detector.fit import train
 from firm.detector.frozen_floor import held_out_auroc, judging_outliers
 from firm.detector.prepare import Prepared, frozen_backbone, prepare
@@ -71,7 +70,7 @@ def frozen(experiment: Experiment, data: OneClass, options: Options, listener: L
     backbone = frozen_backbone(recipe, options.device)
     assert backbone is not None
     parts = torch.arange(len(data.train))
-    with _shared(options.folder, data.name) as place:
+    with _shared(options.folder, data.name, recipe.pretrained.name) as place:
         prepared = prepare(recipe, data, parts, seed=VIEWS_SEED, backbone=backbone, folder=place, listener=listener)
         assert isinstance(prepared.task, FeatureTask)
         prepared = replace(prepared, task=replace(prepared.task, seed=seed))
@@ -106,12 +105,12 @@ def _network(network: Adapted, recipe: Recipe, kind: str) -> AdaptedImages:
 
 
 @contextmanager
-def _shared(folder: Path | None, name: str) -> Iterator[Path | None]:
-    """The folder of the data set's features, or that of the run while another process has it."""
+def _shared(folder: Path | None, name: str, backbone: str) -> Iterator[Path | None]:
+    """The folder of the data set's features by a backbone, or that of the run while another process has it."""
     if folder is None:
         yield None
         return
-    shared = folder.parents[1] / f"features-{name.partition(':')[0]}"
+    shared = folder.parents[1] / file_name("features", f"{name.partition(':')[0]}-{backbone}")
     with folder_lock(shared) as mine:
         yield shared if mine else folder
 
@@ -119,10 +118,9 @@ def _shared(folder: Path | None, name: str) -> Iterator[Path | None]:
 def _tested(prepared: Prepared, data: OneClass, folder: Path | None) -> Tested:
     """Embed the test images in all views, and the good ones turned; each once for all rows and seeds."""
     subset = torch.randperm(len(data.test), generator=stream(0, "ensemble"))[:ENSEMBLE_IMAGES].sort().values
-    own = re.sub(r"[^\w.]+", "-", data.name)
     task, pixels = prepared.task, prepared.recipe.features == PIXELS
     assert isinstance(task, FeatureTask)
-    turned = _views(prepared, data.train, TURNS[not pixels :], folder, f"turned-{own}")
+    turned = _views(prepared, data.train, TURNS[not pixels :], folder, file_name("turned", data.name))
     references = [*([] if pixels else [task.clean]), *turned.values()]
     whole = _views(prepared, data.test, TURNS, folder, "test")
     crops = {}

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from firm.metrics.image import mean_std
 from firm.research.blocks import Block, Grid
-from firm.research.cell_text import Runs, label, lead_text
+from firm.research.cell_text import PROPERTIES, Runs, interval_text, label, lead_text, property_cells, spread_text
+from firm.research.experiment import Record
 from firm.research.published import of_class
 from firm.research.tables import Table
 
@@ -26,9 +27,10 @@ def frozen_blocks(_table: Table, by_data: dict[str, dict[str, Runs]]) -> list[Bl
             [label(row, every[row]), *_means([rows[row] for rows in classes.values()]), _lead(row, [*classes.values()])]
             for row in names
         ]
-        head = ["row", "classes", "seeds", *SCORES, "held-out (frozen)", "CPU s per class", f"FIRM minus it, {SHOWN}"]
+        head = ["row", "classes", "seeds", *SCORES, "held-out (frozen)", *PROPERTIES, "CPU s per class"]
+        head.append(f"FIRM minus it, {SHOWN}")
         parts += [f"### {family}", Grid(head, means), f"Class by class, {SHOWN}:"]
-        lines = [[row, *(_mean(_values(rows[row], SHOWN)) for rows in classes.values())] for row in names]
+        lines = [[row, *(interval_text(_intervals(rows[row], SHOWN)) for rows in classes.values())] for row in names]
         for method in ("firm", "firm + OE (300K)"):
             published = [of_class().get((method, name)) for name in classes]
             if any(published):
@@ -40,22 +42,24 @@ def frozen_blocks(_table: Table, by_data: dict[str, dict[str, Runs]]) -> list[Bl
 
 
 def _means(classes: list[Runs]) -> list[str]:
-    """Cells of a row: means over classes of the means over seeds; only of classes that have run."""
+    """Cells of a row: means over the classes that have run, with their deviation over the seeds that all have."""
     done = [runs for runs in classes if runs]
     seeds = min((len(runs) for runs in done), default=0)
-    scores = [_mean(_class_mean(_values(runs, score)) for runs in done) for score in SCORES]
+    scores = [_over_seeds([by for runs in done if (by := _by_seed(runs, score))]) for score in SCORES]
     held = [run["held_out"] for runs in done for run in runs if run["held_out"]]
     unseen = {kind: [_average(by[kind].values()) for by in held] for kind in ("encoder", "backbone")}
     compared = f"{_mean(unseen['encoder'])} ({_mean(unseen['backbone'])})" if held else "-"
     seconds = [sum(run["cpu_seconds"][part] for part in ("embedding", "training", "test")) for r in done for run in r]
-    return [str(len(done)), str(seeds), *scores, compared, f"{_average(seconds):.0f}" if seconds else "-"]
+    cost = f"{_average(seconds):.0f}" if seconds else "-"
+    return [str(len(done)), str(seeds), *scores, compared, *property_cells([run for r in done for run in r]), cost]
 
 
 def _lead(row: str, classes: list[dict[str, Runs]]) -> str:
     """FIRM minus the row with its interval: the mean over the classes that both have run, seed by seed."""
     if row == "firm":
         return "-"
-    pairs = [(_by_seed(rows["firm"]), _by_seed(rows[row])) for rows in classes if rows["firm"] and rows[row]]
+    both = [rows for rows in classes if rows["firm"] and rows[row]]
+    pairs = [(_by_seed(rows["firm"], SHOWN), _by_seed(rows[row], SHOWN)) for rows in both]
     seeds = sorted(set.intersection(*(set(firm) for firm, _ in pairs))) if pairs else []
     if any(len(other) > 1 for _, other in pairs):  # a floor has one run for every seed
         seeds = [seed for seed in seeds if all(seed in other for _, other in pairs)]
@@ -64,18 +68,24 @@ def _lead(row: str, classes: list[dict[str, Runs]]) -> str:
     )
 
 
-def _by_seed(runs: Runs) -> dict[int, float]:
-    return {run["experiment"]["seed"]: value for run, value in zip(runs, _values(runs, SHOWN), strict=True)}
+def _over_seeds(by_class: list[dict[int, float]]) -> str:
+    seeds = sorted(set.intersection(*map(set, by_class))) if by_class else []
+    return spread_text([_average(values[seed] for values in by_class) for seed in seeds])
 
 
-def _values(runs: Runs, score: str) -> list[float]:
-    """A score of each run, by the features that its recipe scores with."""
-    finals = [run["final"][run["recipe"]["features"]] for run in runs]
-    return [final[score]["value"] for final in finals if score in final]
+def _by_seed(runs: Runs, score: str) -> dict[int, float]:
+    seeds = [run["experiment"]["seed"] for run in runs if score in _final(run)]
+    return dict(zip(seeds, (interval["value"] for interval in _intervals(runs, score)), strict=True))
 
 
-def _class_mean(values: list[float]) -> float | None:
-    return _average(values) if values else None
+def _intervals(runs: Runs, score: str) -> list[dict[str, float]]:
+    """A score of each run that has it."""
+    return [final[score] for final in map(_final, runs) if score in final]
+
+
+def _final(run: Record) -> dict[str, dict[str, float]]:
+    """The scores by the features that the recipe of a run scores with."""
+    return dict(run["final"][run["recipe"]["features"]])
 
 
 def _average(values: Iterable[float]) -> float:

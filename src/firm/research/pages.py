@@ -8,6 +8,7 @@ from firm.research.blocks import Block, Drawing, Grid
 from firm.research.budget import good_images
 from firm.research.cell_text import CURVE as CURVE
 from firm.research.cell_text import (
+    PROPERTIES,
     Runs,
     differences_text,
     firm_minus,
@@ -15,12 +16,14 @@ from firm.research.cell_text import (
     label,
     machine_text,
     mean_text,
+    property_cells,
+    spread_text,
 )
 from firm.research.cell_text import curve_of as curve_of
 from firm.research.experiment import Record
 from firm.research.few_page import few_blocks
 from firm.research.frozen_page import frozen_blocks
-from firm.research.published import of_product, printed_blocks
+from firm.research.published import best_of, of_product, printed_blocks
 from firm.research.runner import is_confirmed, is_outdated
 from firm.research.semantic_page import semantic_blocks
 from firm.research.tables import Table, chosen, stored, stored_runs
@@ -31,8 +34,10 @@ SCALES = {
 }
 FULL = "Our recipe at its full length; nothing of it is the paper's protocol."
 OURS = "Our recipe at its full length, not the paper's protocol."
-PAPERS = "The paper's protocol as its text gives it; docs/paper.md says how its gaps are filled."
+PAPERS = "The paper's protocol as its text gives it."
+SILENT = "Where the paper is silent (docs/paper.md, ambiguities):"
 CLOSEST = "**Closest to the paper**; this differs from its protocol:"
+WHERE_KNOWN = ("best probe", "synthetic, image", "synthetic, pixel", *PROPERTIES)  # columns of patches
 FITTED = "+ unadapted"  # the variant of an adaptor that a fit scores with
 
 
@@ -70,7 +75,13 @@ def _scale_notes(table: Table, scale: str) -> list[str]:
         return [FULL if table.full and scale != "smoke" else SCALES[scale], *notes]
     if table.differences is None:
         return [OURS, *notes]
-    return [CLOSEST, "- " + "\n- ".join(table.differences), *notes] if table.differences else [PAPERS, *notes]
+    if table.protocol == "semantic":
+        notes = [SILENT, _listed(stored("tables")["silent"]), *notes]
+    return [CLOSEST, _listed(table.differences), *notes] if table.differences else [PAPERS, *notes]
+
+
+def _listed(lines: Sequence[str]) -> str:
+    return "- " + "\n- ".join(lines)
 
 
 def _warnings(products: Sequence[Mapping[str, Runs]]) -> list[str]:
@@ -100,7 +111,9 @@ def _warnings(products: Sequence[Mapping[str, Runs]]) -> list[str]:
 def _partial(run: Record) -> str:
     """What a run on crafted or incomplete files of a published set had; empty for the published ones."""
     data, count, wanted = run["experiment"]["data"], run.get("good_images"), good_images(run["experiment"]["data"])
-    whole = run["experiment"]["protocol"] in ("semantic", "patches") and not run["experiment"].get("keep_back")
+    asked = run["experiment"]
+    reduced = asked["protocol"] == "frozen" and "test_images" in asked  # learns from few images, too
+    whole = asked["protocol"] in ("semantic", "patches", "frozen") and not reduced and not asked.get("keep_back")
     return f"{data} has {count} good images, not {wanted}" if whole and wanted not in (0, count) else ""
 
 
@@ -117,20 +130,16 @@ def _patches(table: Table, by_data: dict[str, dict[str, Runs]]) -> list[Block]:
 
 
 def _product(rows: dict[str, Runs], runs: Runs) -> list[Block]:
-    head = ["row", "seeds", "image AUROC", "pixel AUROC", "AUPRO", "training, CPU min", "remember, CPU s", "images/s"]
-    head += ["whole fit, CPU min", "memory, MB", "synthetic, image", "synthetic, pixel"]
-    if not any("synthetic" in final for run in runs for final in run["final"].values()):
-        head = head[:-2]
+    head = ["row", "seeds", "image AUROC", "pixel AUROC", "AUPRO", *WHERE_KNOWN, "training, CPU min", "remember, CPU s"]
+    head += ["images/s", "whole fit, CPU min", "memory, MB"]
     shown = {(row, way): runs for row, runs in rows.items() for way in (runs[0]["final"] if runs else ())}
-    lines = [
-        [label(f"{row} {way}".strip(), group), *_patch_cells(way, group)][: len(head)]
-        for (row, way), group in shown.items()
-    ]
+    lines = [[label(f"{row} {way}".strip(), group), *_patch_cells(way, group)] for (row, way), group in shown.items()]
+    told = [at for at, name in enumerate(head) if name not in WHERE_KNOWN or any(line[at] != "-" for line in lines)]
     less, over = firm_minus(rows, _image), _over_pixels(rows)
     floor = next(iter(runs[0]["final"].values()))["trivial"]
     return [
-        _patch_settings((rows.get("firm") or runs)[0]),
-        Grid(head, lines),
+        _patch_settings((rows.get("firm") or [run for run in runs if run["steps"]] or runs)[0]),
+        Grid([head[at] for at in told], [[line[at] for at in told] for line in lines]),
         *_kinds(shown),
         f"FIRM minus each row seed by seed, image AUROC ({FITTED} where it is adapted): {less}" if less else "",
         f"FIRM minus plain pixels under the same preprocessing, image AUROC: {over}" if over else "",
@@ -163,12 +172,14 @@ def _patch_cells(way: str, runs: Runs) -> list[str]:
             interval_text([measures[m] for measures in located]) if all(located) else "-"
             for m in ("pixel_auroc", "aupro")
         ],
+        spread_text([best for run in runs if (best := best_of(run, way)) is not None]),
+        *[mean_text([100 * measures[m] for measures in synthetic], ".1f") for m in ("auroc", "pixel_auroc")],
+        *property_cells(runs),
         mean_text([run["training_seconds"] / 60 for run in runs], ".1f"),
         mean_text([final["remember_seconds"] for final in finals], ".0f"),
         mean_text([final["images_per_second"] for final in finals], ".1f"),
         mean_text([value / 60 for value in seconds], ".1f"),
         str(max((run["peak_megabytes"] for run in whole), default="-")),
-        *[mean_text([100 * measures[m] for measures in synthetic], ".1f") for m in ("auroc", "pixel_auroc")],
     ]
 
 
@@ -195,7 +206,8 @@ def _over_pixels(rows: dict[str, Runs]) -> str:
     for row, runs in rows.items():
         name, _, how = row.partition(", ")
         plain = rows.get(f"pixels, {how}") or rows.get("pixels", [])
-        for way in runs[0]["final"] if runs and plain and name == "firm" else ():
+        alike = bool(runs and plain) and runs[0]["recipe"]["conditioning"] == plain[0]["recipe"]["conditioning"]
+        for way in runs[0]["final"] if alike and name == "firm" else ():
             over[f"{row} {way}".strip()] = [_auroc(run["final"][way]) - _image(plain[0]) for run in runs]
     return differences_text(over)
 

@@ -31,9 +31,12 @@ from firm.outliers.registry import KINDS, LOCAL, make_outliers, scene_of, stream
 from firm.recipes.recipe import Recipe, change, to_json
 from firm.research.experiment import Experiment
 from firm.research.probes import Measured, left_by, probing, rounded
+from firm.research.semantic import pixel_scores
 from firm.runtime.listener import Listener
 from firm.runtime.platform import peak_megabytes, reset_peak
 from firm.runtime.random import stream
+from firm.scoring.models import Located
+from firm.scoring.patch_features import CHUNK, PIXELS
 from firm.training.batches import steps_per_epoch
 from firm.training.runs import Run
 from firm.types import OneClass
@@ -156,7 +159,7 @@ def _lasting(experiment: Experiment, recipe: Recipe, data: OneClass) -> Recipe:
 
 def _probe(detector: Detector, data: OneClass) -> Measured:
     """Image and pixel AUROC without intervals."""
-    located = detector.locate(data.test)
+    located = _pixel_floor(detector, data) if _of_whole_pixels(detector) else detector.locate(data.test)
     values = {"auroc": auroc(located.scores, data.anomalous)}
     if data.truth is not None and located.maps.numel() and bool(data.truth.masks.any()):
         known = data.truth.known
@@ -169,7 +172,7 @@ def _evaluate(remembered: Callable[[], Detector], data: OneClass, kept: Images) 
     times = [time.process_time()]
     detector = remembered()
     times.append(time.process_time())
-    located = detector.locate(data.test)
+    located = _pixel_floor(detector, data) if _of_whole_pixels(detector) else detector.locate(data.test)
     times.append(time.process_time())
     measured: Measured = asdict(evaluate(detector, Labelled(located, data.test, data.anomalous, data.truth)))
     if len(kept):
@@ -178,6 +181,20 @@ def _evaluate(remembered: Callable[[], Detector], data: OneClass, kept: Images) 
         "remember_seconds": round(times[1] - times[0], 1),
         "images_per_second": round(len(data.test) / (times[2] - times[1]), 2),
     }
+
+
+def _of_whole_pixels(detector: Detector) -> bool:
+    return detector.recipe.features == PIXELS and not detector.model.has_maps
+
+
+def _pixel_floor(detector: Detector, data: OneClass) -> Located:
+    """Whole images compared by the pixels that the encoder would be given."""
+    model = detector.model
+    good, test = (
+        torch.cat([model.preprocessing.test_view(model.align(part).images).flatten(1) for part in images.split(CHUNK)])
+        for images in (data.train, data.test)
+    )
+    return Located(pixel_scores(good, test, 1, detector.recipe.memory.metric), torch.empty(len(test), 0, 0))
 
 
 def _synthetic(detector: Detector, kept: Images, learnt: Images) -> Measured:

@@ -200,9 +200,11 @@ def measured(source: Source, records: Records, how: str = "last") -> Ours | None
 
 def _value(source: Source, run: Record, how: str) -> float | None:
     if run["experiment"]["protocol"] != "semantic":
+        if how == "best":
+            return best_of(run, next(iter(run["final"])), source.measure)
         overall = next(iter(run["final"].values()))["overall"]
         measures = overall if source.measure == "auroc" else overall["localisation"] or {}
-        return float(measures[source.measure]["value"]) if source.measure in measures and how == "last" else None
+        return float(measures[source.measure]["value"]) if source.measure in measures else None
     curve = curve_of(run, source.scoring)
     if source.measure == "aulc":
         return aulc(curve) if curve and how == "last" else None
@@ -210,6 +212,14 @@ def _value(source: Source, run: Record, how: str) -> float | None:
         return max(curve, default=None)
     plain = replace(source, score="s_con") if run["recipe"]["features"] == "pixels" else source  # they have no views
     return run["final"].get(source.scoring, run["final"].get(plain.scoring, {})).get("value")
+
+
+def best_of(run: Record, way: str, measure: str = "auroc") -> float | None:
+    """The best probe of a training on patches, its end among them; None without probes, and of a further variant."""
+    probed = [probe[measure] for probe in run["probes"] if measure in probe]
+    if not probed or way != next(iter(run["final"])):
+        return None
+    return max(*probed, _value(Source(measure=measure), run, "last") or 0.0)
 
 
 def _less(mine: object, cell: Cell) -> str | None:

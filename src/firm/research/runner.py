@@ -23,13 +23,13 @@ import numpy as np
 import torch
 
 import firm
-from firm.data.registry import DATASETS, data_root, data_roots, folder_named, load, training_files
+from firm.data.registry import DATASETS, data_roots, folder_named, load, training_files
 from firm.detector.read import Options
 from firm.errors import DataError, ImageError, ModelFileError
 from firm.images.preprocess import fingerprint
 from firm.networks.weights import FACTS, installed
 from firm.outliers.sia import Sia
-from firm.outliers.whole_images import Exposure, RotationsAndExposure, open_pool
+from firm.outliers.whole_images import Exposure, RotationsAndExposure, pool_named
 from firm.research.experiment import Experiment, Record, read_record, record_path
 from firm.research.few import few
 from firm.research.frozen import frozen
@@ -147,7 +147,7 @@ def missing(experiment: Experiment) -> str:
         return experiment.data
     if isinstance(outliers, Exposure):
         try:
-            open_pool(outliers.path, data_root(holding="exposure"))
+            pool_named(outliers.path)
         except DataError:
             return outliers.path or "an exposure pool"
     if isinstance(outliers, Sia) and not outliers.folder and experiment.recipe.training.epochs:
@@ -222,7 +222,7 @@ def _pool(outliers: object) -> dict[str, Any]:
     """The name, size and digest of the exposure pool; empty where none is used."""
     if not isinstance(outliers, Exposure | RotationsAndExposure):
         return {}
-    pool = open_pool(outliers.path, data_root(holding="exposure"))
+    pool = pool_named(outliers.path)
     sample = pool.take(range(0, len(pool), max(1, len(pool) // 1000)), 32)  # enough to tell pools apart
     return {"name": outliers.path, "images": len(pool), "digest": fingerprint(sample)}
 

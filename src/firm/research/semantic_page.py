@@ -8,6 +8,7 @@ from firm.metrics.image import aulc
 from firm.research.blocks import Block, Grid
 from firm.research.cell_text import (
     CURVE,
+    PROPERTIES,
     Runs,
     curve_of,
     firm_minus,
@@ -16,6 +17,7 @@ from firm.research.cell_text import (
     lead_text,
     machine_text,
     mean_text,
+    property_cells,
     rival_of,
     spread_text,
 )
@@ -24,7 +26,6 @@ from firm.research.published import Ours, Records, Source, measured, of_class
 from firm.research.tables import Table
 
 SCORES = ("s_con k=1", "s_con k=5", "s_shift k=1", "s_shift k=5", "s_ens k=1", "s_ens k=5", "s_proto", "kde")
-PROPERTIES = {"compactness": "compactness", "margin": "margin", "outlier spread": "outlier_spread"}
 
 
 def semantic_blocks(table: Table, by_data: dict[str, dict[str, Runs]]) -> list[Block]:
@@ -81,7 +82,7 @@ def _means(table: Table, family: str, by_data: Records) -> list[Block]:
         found += [measured(Source(row=row, data=shared, measure="aulc"), by_data)]
         runs = [run for data in shared for run in by_data[data][row]]
         means = [spread_text([*ours.values.values()]) if ours else "-" for ours in found]
-        lines.append([label(row, runs), *means, _lead(found[0], row, shared, by_data), *_properties(runs)])
+        lines.append([label(row, runs), *means, _lead(found[0], row, shared, by_data), *property_cells(runs)])
     return [f"### {family}, means over {len(shared)} of {len(classes)} classes", Grid(head, lines)]
 
 
@@ -93,11 +94,6 @@ def _lead(ours: Ours | None, row: str, shared: list[str], by_data: Records) -> s
         return "-"
     others = dict.fromkeys(firm.values, ours.mean) if row.startswith("pixels") else ours.values
     return lead_text([firm.values[seed] - others[seed] for seed in firm.values.keys() & others.keys()])
-
-
-def _properties(runs: Runs) -> list[str]:
-    logged = [run["diagnostics"] for run in runs if run["diagnostics"]]
-    return [mean_text([line[name] for line in logged], ".2f") for name in PROPERTIES.values()]
 
 
 def _class(data: str, rows: dict[str, Runs]) -> list[Block]:
@@ -130,7 +126,7 @@ def _class_cells(runs: Runs) -> list[str]:
         *[interval_text([run["final"][score] for run in runs if score in run["final"]]) for score in SCORES],
         spread_text([max(curve) for curve in curves]),
         spread_text([aulc(curve) for curve in curves]),
-        *_properties(runs),
+        *property_cells(runs),
         mean_text(whole, ".0f"),
     ]
 

@@ -168,7 +168,8 @@ def experiment(table: Table, data: str, name: str, scale: str, seed: int) -> Exp
     elif row.steps:
         steps, probes = row.steps if scale != "smoke" else STEPS["smoke"] // 2, row.probes
     elif paper:
-        recipe, probes = change(recipe, {"training.epochs": recipe.training.epochs * row.longer}), 10
+        length = recipe.training.epochs * row.longer
+        recipe, probes = change(recipe, {"training.epochs": length}), 1 if row.floor else 10
     else:
         recipe = change(recipe, table.reduced)
         steps = STEPS[scale] * row.longer if recipe.training.epochs else 0

@@ -165,7 +165,7 @@ def common_folder(paths: Iterable[Path]) -> Path:
 def folder_lock(folder: Path, name: str = LOCK) -> Iterator[bool]:
     """True if this process got the lock of the folder; never waits, and is released even if the process is killed."""
     folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / name, os.O_CREAT | os.O_RDWR)
+    handle = os.open(folder / name, os.O_CREAT | os.O_RDWR, 0o666)
     try:
         is_owner = _lock(handle)
         try:

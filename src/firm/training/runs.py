@@ -5,6 +5,7 @@ run/
   history.jsonl            one line per logged step or probe; lines beyond the checkpoint are dropped on resume
 """
 
+import contextlib
 import json
 import math
 import os
@@ -172,12 +173,9 @@ def _as_kept(value: Tensor, parameter: nn.Parameter) -> Tensor:
 
 
 def _parsed(path: Path) -> Iterator[dict[str, Any]]:
-    """The complete lines of a history; the last one may have been cut off, and foreign ones are dropped."""
+    """The lines of a history; one that was cut off, and foreign ones, are dropped."""
     for text in path.read_text("utf-8", errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            return
-        match line:
-            case {"step": int()} if isinstance(line.get("seconds", 0.0), int | float):
-                yield line
+        with contextlib.suppress(ValueError, RecursionError):
+            match line := json.loads(text):
+                case {"step": int()} if all(isinstance(line.get(name, 0), int | float) for name in ("loss", "seconds")):
+                    yield line
