@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 import contracts
 from banks import features, fitted, kept
 from firm.scoring import coreset
-from firm.scoring.coreset import SAMPLERS, greedy_coreset
+from firm.scoring.coreset import SAMPLERS, _greedy_by_place, greedy_coreset
 from firm.scoring.knn import unit
 from firm.scoring.patch_bank import METRICS, Memory, fit_bank
 
@@ -114,3 +115,35 @@ def test_a_whole_bank_holds_every_patch_and_draws_nothing():
         bank = fit_bank(good, Memory(sampling=choose), rng=rng)
         assert sorted(kept(bank)) == list(range(36))
     assert torch.equal(rng.get_state(), state)
+
+
+@pytest.mark.parametrize("metric", ["cosine", "l2"])
+def test_places_keep_most_where_patches_differ_most_and_no_place_is_left_empty(metric):
+    """Of a neighbourhood the coreset is one of each place: a copy of a kept patch is not worth a second one."""
+    rng = contracts.generator()
+    good = 1 + 0.3 * torch.rand(40, 3, 4, 6, generator=rng)
+    good[:, 1, 2] += 3 * torch.rand(40, 6, generator=rng)
+    memory = Memory(neighbourhood=0, sampling="coreset", sampling_ratio=0.25, metric=metric)
+    bank = fit_bank(good, memory, rng=rng)
+    each = bank.cell.bincount(minlength=12)
+    assert each.sum() == pytest.approx(0.25 * 480, rel=0.1)
+    assert each.argmax() == 6
+    assert each.min() >= 1
+    drawn = fit_bank(good, replace(memory, sampling="random"), rng=rng)
+    assert float(bank.distances(good).amax()) < float(drawn.distances(good).amax())
+    flat = fit_bank(good, memory, rng=rng, weight=(torch.arange(12) != 6).view(3, 4).float()).cell.bincount()
+    assert flat[6] < each[6]
+
+
+def test_the_coreset_of_a_place_is_greedy():
+    """Against loops: from the patch nearest to the mean, always the farthest from those taken."""
+    good = features(9, 1, 2)
+    taken, gaps = _greedy_by_place(good.flatten(1, 2), torch.ones(9, 2, dtype=torch.bool), 5, "l2")
+    for place in range(2):
+        points = good[:, 0, place].double()
+        order = [int((points - points.mean(0)).norm(dim=1).argmin())]
+        while len(order) < 5:
+            far = torch.cdist(points, points[order]).amin(1)
+            assert float(gaps[place, len(order)]) == pytest.approx(float(far.max()), rel=1e-3)
+            order.append(int(far.argmax()))
+        assert taken[place].tolist() == order

@@ -252,7 +252,7 @@ def test_a_patch_counts_as_far_as_it_is_not_hidden(least: float) -> None:
     free = grid.parts(~hidden)
 
     class Fixed(Bank):
-        def score(self, features: torch.Tensor) -> torch.Tensor:
+        def score(self, features: torch.Tensor, needed: torch.Tensor | None = None) -> torch.Tensor:
             return features[..., 0]
 
     shape = free.shape[1:]

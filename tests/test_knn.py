@@ -60,3 +60,13 @@ def test_cells_with_equally_many_keys_share_a_product(ratio, most):
     with Products() as products:
         bank.score(features(1, 10, 10, seed=1))
     assert 1 <= products.count <= most
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.5])
+def test_cells_that_are_needed_are_searched_for_as_if_all_were(ratio):
+    bank, suspects = fitted(features(12, 6, 6), neighbourhood=1, sampling_ratio=ratio), features(3, 6, 6, seed=1)
+    needed = torch.rand(3, 6, 6, generator=contracts.generator()) < 0.2
+    every, some = bank.score(suspects), bank.score(suspects, needed)
+    torch.testing.assert_close(some[needed], every[needed], rtol=1e-6, atol=1e-6)
+    assert (some >= every - 1e-6).all()
+    assert bank.score(suspects, torch.zeros_like(needed)).isinf().all()

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 import contracts
 from firm.errors import DataError, ModelFileError, SettingError
 from firm.scoring.models import PatchScorer
-from firm.scoring.patch_bank import Memory, Prototype, fit_prototype, remember, statistics
+from firm.scoring.patch_bank import Memory, Prototype, fit_prototype, remember
 from firm.scoring.patch_grid import Grid
+from firm.scoring.place_statistics import statistics
 
 PLAIN, STANDARD = Memory(), Memory(standardise=True)
 

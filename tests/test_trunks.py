@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import contracts
 from cases import each
-from firm.networks.efficientnet_lite import Halving, rounded
+from firm.networks.efficientnet_lite import Convolution, rounded
 from firm.networks.weights import FACTS, load_backbone, rebuild
 from random_networks import LITES, RESNETS, close, describe, pictures, random_backbone, random_tensors, trunk
 
@@ -74,7 +74,7 @@ def test_deeper_stages_are_neither_kept_nor_computed(name):
 @each("size, kernel", [(1, 3), (2, 5), (4, 3), (5, 3), (8, 5), (9, 5)])
 def test_halving_pads_as_tensorflow_does(size, kernel):
     """Place i covers i * 2 - before .. + kernel, with `before` half of what is missing in all, rounded down."""
-    conv = Halving(1, 1, kernel)
+    conv = Convolution(1, 1, kernel, 2)
     height, width = size, size + 3
     image = torch.randn(1, 1, height, width, generator=contracts.generator(size))
     with torch.no_grad():

@@ -27,6 +27,7 @@ from firm.detector.tune import (
     CORESET_RATIO,
     EXPOSURE,
     INSPECTED,
+    KEPT_AT_PLACE,
     KNOWN,
     SURROUNDINGS,
     Candidate,
@@ -157,13 +158,17 @@ def test_backbone_features_of_a_texture_are_compared_anywhere_with_a_coreset(mon
 
 
 def test_a_coreset_of_backbone_cells_is_a_hundredth_but_never_tiny():
-    recipe = preset("wavelets", **{"size": 64, "pretrained.margin": 0})
+    recipe = preset("wavelets", **{"size": 64, "pretrained.margin": 0, "memory.neighbourhood": -1})
     cells = recipe.grid.shape(64, 64)
     each = cells[0] * cells[1]
     for images, kept in ((5, 5 * each), (200, CORESET_LEAST), (20_000, 20_000 * each // 100)):
         ratio = coreset_ratio(recipe, torch.empty(1, 3, 64, 64, dtype=torch.uint8).expand(images, -1, -1, -1))
         assert ratio * images * each == pytest.approx(min(kept, images * each))
-    assert coreset_ratio(recipe, torch.empty(20_000, 1, 64, 64, dtype=torch.uint8)) == CORESET_RATIO
+    many = torch.empty(20_000, 1, 64, 64, dtype=torch.uint8)
+    assert coreset_ratio(recipe, many) == CORESET_RATIO
+    near = change(recipe, {"memory.neighbourhood": 2})
+    assert [coreset_ratio(near, many[:count]) for count in (10, KEPT_AT_PLACE, 96)] == [1, 1, KEPT_AT_PLACE / 96]
+    assert coreset_ratio(change(INSPECT, {"size": 64}), many) == 1
 
 
 def test_what_is_set_stays():

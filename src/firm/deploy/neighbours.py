@@ -108,8 +108,9 @@ class ToNear(Standardised):
         super().__init__(bank)
         cells, cell = math.prod(bank.shape), bank.cell.cpu()
         count = cell.bincount(minlength=cells)
+        vectors, own = (each[cell.argsort(stable=True)] for each in self.split(bank))
+        cell = cell.sort().values
         place = torch.arange(len(cell)) - (count.cumsum(0) - count)[cell]
-        vectors, own = self.split(bank)
         keys = torch.zeros(cells, int(count.max()), vectors.shape[1])
         added = torch.full(keys.shape[:2], NOTHING)
         keys[cell, place], added[cell, place] = vectors, own

@@ -52,6 +52,7 @@ LOCAL_JITTER = 0.1  # limit on brightness and contrast jitter of patches after `
 LARGE = 4 * 256 * 256  # pixels of an image from which the cost must grow no faster than them
 CORESET_RATIO = 0.01  # of all backbone cells, if each is compared with all
 CORESET_LEAST = 2000  # cells: leaving an image out of a smaller coreset says little about new images
+KEPT_AT_PLACE = 24  # backbone cells kept at each place, on average, if each is compared near its place
 MANY, CORESET = 80_000, 8_000  # above this many encoder patches, each compared with all, keep a coreset of this size
 SURROUNDINGS = 0.4  # weight of a texture's surroundings, because its defects may be wide and faint
 TEXTURE_MARGIN = 0.03  # AUROC by which a neighbourhood must win on a texture; 30 images give a larger error
@@ -134,7 +135,8 @@ def _settled(settled: Recipe, recipe: Recipe, best: Candidate, images: UInt8[Ten
     changes: dict[str, Any] = {"memory.neighbourhood": best.radius}
     if "features" in recipe.automatic and best.radius >= 0:
         changes["pretrained.noise"] = 0.0  # features stay before the head; noise would blur differences between places
-    if "neighbourhood" in recipe.automatic and best.radius < 0 and (ratio := coreset_ratio(settled, images)) < 1:
+    compared = change(settled, {"memory.neighbourhood": best.radius})
+    if "neighbourhood" in recipe.automatic and (ratio := coreset_ratio(compared, images)) < 1:
         changes |= {"memory.sampling_ratio": ratio, "memory.sampling": "coreset"}
     local = "illumination" in recipe.automatic and best.conditioning.illumination == "local"
     if local and isinstance(settled.views, PatchPairs):
@@ -151,7 +153,9 @@ def _grid_for(grid: Grid, radius: int, recipe: Recipe) -> Grid:
 
 
 def coreset_ratio(recipe: Recipe, images: UInt8[Tensor, "n c h w"]) -> float:
-    """The fraction of patches kept if every patch is compared with all."""
+    """The fraction of patches kept: fewer of frozen features, and where every patch is compared with all."""
+    if recipe.memory.neighbourhood >= 0:
+        return min(1.0, KEPT_AT_PLACE / len(images)) if recipe.pretrained.name else 1.0
     rows, columns = recipe.grid.shape(*images.shape[-2:]) if recipe.patchwise else (1, 1)
     patches = len(images) * rows * columns
     if recipe.pretrained.name:

@@ -5,7 +5,9 @@ Parameters carry the names of timm's checkpoints; `timm_names` renames those of 
 
 import math
 from dataclasses import dataclass, replace
+from functools import cache
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -44,20 +46,47 @@ SCALES = {  # of width and of depth
 }
 
 
-class Halving(nn.Conv2d):
-    """A convolution of stride 2 that pads as TensorFlow does: where a size is even, one zero more behind than before.
+class Convolution(nn.Conv2d):
+    """A convolution as TensorFlow pads it: of stride 2, where a size is even, one zero more behind than before.
 
     There it pads both sides by one more and drops the first output, so that no padded copy of the input is made.
     """
 
-    def __init__(self, inside: int, outside: int, kernel: int, *, groups: int = 1) -> None:
-        super().__init__(inside, outside, kernel, 2, kernel // 2, groups=groups, bias=False)
+    def __init__(self, inside: int, outside: int, kernel: int = 1, stride: int = 1, *, groups: int = 1) -> None:
+        super().__init__(inside, outside, kernel, stride, kernel // 2, groups=groups, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        rows, columns = (1 - size % 2 for size in x.shape[-2:])
+        return self._convolved(x)
+
+    def clipped(self, x: Tensor, norm: nn.Module) -> Tensor:
+        """ReLU6 of the normed outputs; with a norm that is folded in, one pass over the memory where torch can."""
+        if isinstance(norm, nn.Identity) and _fuses(x):
+            return self._convolved(x, "hardtanh", (0.0, 6.0))
+        return F.relu6(norm(self(x)), inplace=True)
+
+    def _convolved(self, x: Tensor, activation: str = "none", limits: tuple[float, ...] = ()) -> Tensor:
+        rows, columns = (int(self.stride[0] == 2 and size % 2 == 0) for size in x.shape[-2:])
         around = (self.kernel_size[0] // 2 + rows, self.kernel_size[1] // 2 + columns)
-        outputs = F.conv2d(x, self.weight, self.bias, self.stride, around, groups=self.groups)
+        if _fuses(x):
+            settings = (around, self.stride, self.dilation, self.groups, activation, limits, "")
+            outputs = torch.ops.mkldnn._convolution_pointwise(x, self.weight, self.bias, *settings)
+        else:
+            outputs = F.conv2d(x, self.weight, self.bias, self.stride, around, groups=self.groups)
         return outputs[:, :, rows:, columns:]
+
+
+def _fuses(x: Tensor) -> bool:
+    """Whether a convolution of it can take its activation along; gradients and exports know public operators only."""
+    traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    recorded = traced or torch.is_grad_enabled() or torch.compiler.is_compiling()
+    return x.device.type == "cpu" and x.numel() > 0 and not recorded and _has_fused()
+
+
+@cache
+def _has_fused() -> bool:
+    """Whether torch has oneDNN's convolution with an activation, which its compiler uses; on x86 it is the faster."""
+    fast = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX")
+    return fast and hasattr(torch.ops.mkldnn, "_convolution_pointwise")
 
 
 class Separable(nn.Module):
@@ -65,14 +94,13 @@ class Separable(nn.Module):
 
     def __init__(self, inside: int, group: Group) -> None:
         super().__init__()
-        self.conv_dw = _depthwise(inside, group.kernel, group.stride)
+        self.conv_dw = Convolution(inside, inside, group.kernel, group.stride, groups=inside)
         self.bn1 = nn.BatchNorm2d(inside, eps=EPS)
-        self.conv_pw = nn.Conv2d(inside, group.width, 1, bias=False)
+        self.conv_pw = Convolution(inside, group.width)
         self.bn2 = nn.BatchNorm2d(group.width, eps=EPS)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu6(self.bn1(self.conv_dw(x)), inplace=True)
-        return self.bn2(self.conv_pw(y))
+        return self.bn2(self.conv_pw(self.conv_dw.clipped(x, self.bn1)))
 
 
 class Inverted(nn.Module):
@@ -82,16 +110,15 @@ class Inverted(nn.Module):
         super().__init__()
         middle = EXPANSION * inside
         self.shortcut = stride == 1 and inside == outside
-        self.conv_pw = nn.Conv2d(inside, middle, 1, bias=False)
+        self.conv_pw = Convolution(inside, middle)
         self.bn1 = nn.BatchNorm2d(middle, eps=EPS)
-        self.conv_dw = _depthwise(middle, kernel, stride)
+        self.conv_dw = Convolution(middle, middle, kernel, stride, groups=middle)
         self.bn2 = nn.BatchNorm2d(middle, eps=EPS)
-        self.conv_pwl = nn.Conv2d(middle, outside, 1, bias=False)
+        self.conv_pwl = Convolution(middle, outside)
         self.bn3 = nn.BatchNorm2d(outside, eps=EPS)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu6(self.bn1(self.conv_pw(x)), inplace=True)
-        y = F.relu6(self.bn2(self.conv_dw(y)), inplace=True)
+        y = self.conv_dw.clipped(self.conv_pw.clipped(x, self.bn1), self.bn2)
         y = self.bn3(self.conv_pwl(y))
         return y.add_(x) if self.shortcut else y
 
@@ -102,7 +129,7 @@ class EfficientNetLite(Trunk):
     def __init__(self, name: str, *, deepest: int = 5) -> None:
         super().__init__()
         self.ends = STAGE_ENDS[:deepest]
-        self.conv_stem = Halving(3, STEM, 3)
+        self.conv_stem = Convolution(3, STEM, 3, 2)
         self.bn1 = nn.BatchNorm2d(STEM, eps=EPS)
         self.blocks = nn.ModuleList()
         inside = STEM
@@ -113,7 +140,7 @@ class EfficientNetLite(Trunk):
 
     def stages(self, images: Float[Tensor, "n 3 h w"]) -> list[Tensor]:
         """The last output before each halving, n, c, r, s: at strides 2, 4, 8, 16 and 32."""
-        x = F.relu6(self.bn1(self.conv_stem(images)), inplace=True)
+        x = self.conv_stem.clipped(images, self.bn1)
         outputs = []
         for number, blocks in enumerate(self.blocks, start=1):
             x = blocks(x)
@@ -167,9 +194,3 @@ def _blocks(inside: int, group: Group) -> nn.Sequential:
     first = Inverted(inside, group.kernel, group.stride, group.width)
     others = [Inverted(group.width, group.kernel, 1, group.width) for _ in range(group.repeats - 1)]
     return nn.Sequential(first, *others)
-
-
-def _depthwise(channels: int, kernel: int, stride: int) -> nn.Conv2d:
-    if stride == 1:
-        return nn.Conv2d(channels, channels, kernel, padding=kernel // 2, groups=channels, bias=False)
-    return Halving(channels, channels, kernel, groups=channels)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
@@ -66,28 +66,30 @@ def search_plan(
 ) -> SearchPlan | None:
     """Which keys each cell is compared with: those of the cells around it, or all (radius -1: None).
 
-    `cell` is the grid cell of each key, row-major and ascending; `radius`, `k` and `owner` as in `search_radii`.
+    `cell` is the grid cell of each key; keys of one cell are in a row. `radius`, `k` and `owner` as in `search_radii`.
     """
     if radius < 0:
         return None
     count = math.prod(shape)
-    ends = cell.bincount(minlength=count).cumsum(0).tolist()
+    cells, each = cell.unique_consecutive(return_counts=True)
+    ends = each.cumsum(0).tolist()
     radii = search_radii(cell, shape, radius, k, owner).numpy()
     row, column = np.indices(shape)
     alike: dict[int, list[tuple[int, Tensor]]] = {}  # by the number of keys
-    for (at_row, at_column), begin, end in zip(np.ndindex(shape), [0, *ends], ends, strict=False):
+    for at, begin, end in zip(cells.tolist(), [0, *ends], ends, strict=False):
+        at_row, at_column = divmod(at, shape[1])
         near = torch.from_numpy(np.flatnonzero(np.maximum(abs(row - at_row), abs(column - at_column)) <= radii))
         for rows in _blocks(begin, end):
             alike.setdefault(rows.stop - rows.start, []).append((rows.start, near))
     padded = [pad_sequence([near for _, near in blocks], True, -1) for blocks in alike.values()]
     places = torch.cat([near.flatten() for near in padded])
     found = places.argsort(stable=True)[int((places < 0).sum()) :]
-    each = places.clamp(min=-1).add(1).bincount(minlength=count + 1)[1:].tolist()
+    views = places.clamp(min=-1).add(1).bincount(minlength=count + 1)[1:].tolist()
     steps = [
         SearchStep([start for start, _ in blocks], length, near.clamp(min=0))
         for (length, blocks), near in zip(alike.items(), padded, strict=True)
     ]
-    return SearchPlan(steps, pad_sequence(found.split(each), True, len(places)))
+    return SearchPlan(steps, pad_sequence(found.split(views), True, len(places)))
 
 
 def search_radii(
@@ -119,11 +121,13 @@ def largest_products(
     queries: Float[Tensor, "cells n e"],
     k: int,
     owners: tuple[Int[Tensor, " n"], Int[Tensor, " m"]] | None = None,
+    needed: Bool[Tensor, " cells"] | None = None,
 ) -> Float[Tensor, "cells n k"]:
     """The k largest products of every query with the keys its cell is compared with.
 
-    With `owners` (of the images, of the keys) an image is compared only with keys of other owners. Queries are ordered
-    by cell, so that what a key is compared with is gathered in few, long pieces.
+    With `owners` (of the images, of the keys) an image is compared only with keys of other owners. Of cells that are
+    not `needed` the products may be minus infinity. Queries are ordered by cell, so that what a key is compared with is
+    gathered in few, long pieces.
     """
     if plan is None:
         return _of_all(keys, queries, k, owners)
@@ -131,12 +135,17 @@ def largest_products(
     places = sum(step.near.numel() for step in plan.steps)
     table = queries.new_full((places + 1, images, k), -math.inf)
     for step in plan.steps:
+        section = table[at : at + step.near.numel()].unflatten(0, step.near.shape)
+        at += step.near.numel()
+        blocks = list(range(len(step.near)))
+        if needed is not None:
+            blocks = needed[step.near].any(1).nonzero().squeeze(1).tolist()
         asked_each = step.near.shape[1] * images
         at_once = max(1, BLOCK * KEYS // (asked_each * max(step.length, dim)))
-        near = step.near.to(queries.device)
+        near, all_starts = step.near[blocks].to(queries.device), [step.starts[block] for block in blocks]
         buffer = queries.new_empty(min(at_once, len(near)), asked_each, step.length)
         for begin in range(0, len(near), at_once):
-            part, starts = near[begin : begin + at_once], step.starts[begin : begin + at_once]
+            part, starts = near[begin : begin + at_once], all_starts[begin : begin + at_once]
             # whole cells at a time: indexing would copy number by number
             asked = queries.index_select(0, part.flatten()).view(len(part), asked_each, dim)
             products = torch.bmm(asked, _rows(keys, starts, step.length).mT, out=buffer[: len(part)])
@@ -146,8 +155,7 @@ def largest_products(
                 block, image, key = own.nonzero().T
                 products[block, :, image, key] = -math.inf  # few: a mask would be as large as the products
             largest = _largest(products.flatten(0, 1), k)
-            table[at : at + len(largest), :, : largest.shape[2]] = largest
-            at += len(largest)
+            section[blocks[begin : begin + at_once], ..., : largest.shape[2]] = largest.unflatten(0, part.shape)
     found = table.index_select(0, plan.found.flatten().to(table.device)).unflatten(0, (cells, -1))
     return found.amax(1) if k == 1 else found.transpose(1, 2).flatten(2).topk(k, dim=2).values
 

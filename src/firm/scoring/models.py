@@ -190,14 +190,14 @@ class PatchScorer(nn.Module):
         hidden = aligned.hidden()
         free = None if hidden is None else grid.parts(~hidden)
         visible = None if free is None else free > 0
-        banks = {
-            kind: remember(kind, values, memory, rng=stream(seed, "bank", kind), parts=parts, visible=visible)
-            for kind, values in features.items()
-        }
-        if memory.neighbourhood < 0:
-            return cls(grid, banks, torch.zeros(*next(iter(features.values())).shape[1:3]))
-        share = grid.parts(aligned.foreground)
-        present = share.mean(0) if free is None else share.sum(0) / free.sum(0).clamp(min=SMALLEST)
+        present, weight, banks = torch.zeros(next(iter(features.values())).shape[1:3]), None, {}
+        if memory.neighbourhood >= 0:
+            share = grid.parts(aligned.foreground)
+            present = share.mean(0) if free is None else share.sum(0) / free.sum(0).clamp(min=SMALLEST)
+            weight = (present / grid.min_foreground).clamp(max=1) if grid.min_foreground else None
+        for kind, values in features.items():
+            rng = stream(seed, "bank", kind)
+            banks[kind] = remember(kind, values, memory, rng=rng, parts=parts, visible=visible, weight=weight)
         return cls(grid, banks, present)
 
     def of(self, kinds: Iterable[str], grid: Grid | None = None) -> PatchScorer:
@@ -216,21 +216,20 @@ class PatchScorer(nn.Module):
     def cells(self, features: Features, foreground: Masks, hidden: Masks | None = None) -> Cells:
         """The anomaly score of every patch: the mean over the kinds of features, weighted by how much object it shows.
 
-        A patch counts in full if `tiling.min_foreground` of it is object, in this image or at this place in the good
-        ones, and never more than the part of it that is not hidden. `tiling.surroundings` adds the mean score around.
+        A patch counts in full if `tiling.min_foreground` of it is object, here or at this place in the good images, and
+        never more than the part of it that is not hidden. `tiling.surroundings` adds the mean score around.
         """
-        scores = torch.stack([bank.score(features[kind]) for kind, bank in self.references.items()]).mean(0)
-        weight = torch.ones((), device=scores.device)
+        weight = torch.ones((), device=self.present.device)
         if self.grid.min_foreground or hidden is not None:
-            weight = self._object_weight(foreground, hidden).to(scores.device)
-            scores = scores.clamp(min=0) * weight
+            weight = self._object_weight(foreground, hidden).to(weight.device)
+        needed = weight > 0 if weight.dim() else None
+        scores = torch.stack([bank.score(features[kind], needed) for kind, bank in self.references.items()]).mean(0)
+        if needed is not None:
+            scores = scores.masked_fill(~needed, 0).clamp(min=0) * weight
         return scores + self.grid.surrounding(scores) * weight if self.grid.surroundings else scores
 
     def scores(self, cells: Cells, features: Features | None = None) -> Scores:
-        """The score of an image: its worst patch, or the mean of its `tiling.top_patches` worst ones.
-
-        `memory.reweight` weighs each of them by its features first.
-        """
+        """Of an image its worst patch, or the mean of its `tiling.top_patches` worst, weighed by `memory.reweight`."""
         flat, banks = cells.flatten(1), self.references
         worst, places = flat.topk(min(self.grid.top_patches, flat.shape[1]), dim=1)
         if any(bank.memory.reweight for bank in banks.values()):

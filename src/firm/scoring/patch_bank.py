@@ -9,17 +9,17 @@ from typing import ClassVar
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from firm.errors import DataError, ModelFileError, SettingError
-from firm.scoring.coreset import SAMPLERS
+from firm.scoring.coreset import SAMPLERS, coreset_of_places
 from firm.scoring.knn import BLOCK, SearchPlan, largest_products, search_plan, search_radii, unit
+from firm.scoring.place_statistics import statistics
 
 QUERIES = 16384  # patches searched for in one pass over the bank
+LIGHTEST = 0.01  # weight of a place in the choice of what is kept: new images may count where good ones do not
+SAMPLE = 32  # images by which the coresets of places are given their sizes
 IMAGES = 16  # whose patches are added to a prototype at once
-PRIOR = 10  # images that the variance of all places counts as at each place
 ISOLATED = 5.0  # deviations from which a good patch that no other part supports is left out: it may be a defect
-SMALLEST = 1e-6  # deviation: ten times what float32 leaves of a cosine of one
 METRICS = ("cosine", "l2")
 BY_DIRECTION = ("encoder", "projection")  # learnt features are compared by their direction, all others by distance
 BY_MEAN = "projection"  # compared with the mean of the good patches, not with each of them
@@ -27,6 +27,7 @@ Cells = Float[Tensor, "n r c"]
 PatchFeatures = Float[Tensor, "n r c d"]
 Parts = Int[Tensor, " n"]
 Visible = Bool[Tensor, "n r c"]
+Owners = tuple[Int[Tensor, " n"], Int[Tensor, " m"]] | None  # of images and of keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class Memory:
     """Which normal patches the bank keeps, and with which of them a patch is compared."""
 
     sampling_ratio: float = 1.0  # the part of all normal patches that is kept
-    sampling: str = "random"  # or coreset: greedy k-center, which leaves no patch far from a kept one
+    sampling: str = "random"  # or coreset: greedy k-center, of each place where a neighbourhood is set
     neighbourhood: int = -1  # compare only with patches at most so many cells away (position counts); -1: with all
     standardise: bool = False  # scores as deviations from what good images score at the same place
     k: int = 1
@@ -110,15 +111,15 @@ class PatchReference(nn.Module):
         """How many numbers describe a patch."""
         raise NotImplementedError
 
-    def distances(self, features: PatchFeatures) -> Cells:
-        """The distance of every patch to what is normal."""
+    def distances(self, features: PatchFeatures, needed: Visible | None = None) -> Cells:
+        """The distance of every patch to what is normal; where it is not `needed` it may be infinite."""
         raise NotImplementedError
 
     def weights(self, patches: Float[Tensor, "p d"], cells: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
         """How much patches at these cells count in the score of an image."""
         raise NotImplementedError
 
-    def score(self, features: PatchFeatures) -> Cells:
+    def score(self, features: PatchFeatures, needed: Visible | None = None) -> Cells:
         """The distance of every patch, standardised if set."""
         expected = (*self.shape, self.dim)
         if features.shape[1:] != expected:
@@ -126,7 +127,7 @@ class PatchReference(nn.Module):
                 f"features {tuple(features.shape[1:])} do not fit patches of {expected}; "
                 "use the encoder, image size and tiling of the fit"
             )
-        return self.standardised(self.distances(features))
+        return self.standardised(self.distances(features, needed))
 
     forward = score
 
@@ -136,12 +137,12 @@ class PatchReference(nn.Module):
 
 
 class Bank(PatchReference):
-    """Normal patches and their places, ordered by cell."""
+    """Normal patches and their places; those of one cell are in a row."""
 
     TENSORS = ("vectors", "image", "cell", "mean", "deviation")
     vectors: Float[Tensor, "m e"]  # keys as `Memory.keys` makes them
     image: Int[Tensor, " m"]
-    cell: Int[Tensor, " m"]  # row-major, ascending
+    cell: Int[Tensor, " m"]  # row-major
 
     @property
     def dim(self) -> int:
@@ -157,18 +158,20 @@ class Bank(PatchReference):
         """How many cells around itself each cell is compared with."""
         return search_radii(self.cell.cpu(), self.shape, self.memory.neighbourhood, self.memory.k).flatten()
 
-    def distances(self, features: PatchFeatures) -> Cells:
+    def distances(self, features: PatchFeatures, needed: Visible | None = None) -> Cells:
         """Equation 6, negated, for every patch: the mean distance to its k nearest normal patches.
 
         A cell with fewer than k patches in its neighbourhood searches as little further as it takes to have them.
         """
-        return self._search(features, self.search_plan)
+        return self._search(features, self.search_plan, needed=needed)
 
-    def leave_one_out(self, features: PatchFeatures, parts: Parts | None = None) -> Cells:
+    def leave_one_out(
+        self, features: PatchFeatures, parts: Parts | None = None, which: Int[Tensor, " s"] | None = None
+    ) -> Cells:
         """Distances of the images the bank was fitted to, in that order, each to the patches of the others.
 
-        With `parts` an image is compared only with those of other parts. A cell searches further, as in `distances`,
-        until there are k patches of others whichever image is left out.
+        With `parts` an image is compared only with those of other parts; `which` are the images that are compared. A
+        cell searches further, as in `distances`, until there are k patches of others whichever image is left out.
         """
         owner = (torch.arange(len(features)) if parts is None else parts).to(self.image.device)
         key_owner, k = owner[self.image], self.memory.k
@@ -179,7 +182,8 @@ class Bank(PatchReference):
                 "give more good images, keep more patches or set memory.standardise to False"
             )
         plan = search_plan(self.cell.cpu(), self.shape, self.memory.neighbourhood, k, key_owner.cpu())
-        return self._search(features, plan, owners=(owner, key_owner))
+        some = slice(None) if which is None else which
+        return self._search(features[some], plan, owners=(owner[some], key_owner))
 
     def weights(self, patches: Float[Tensor, "p d"], cells: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
         """PatchCore's weights: 1 - exp(d*) / sum of exp(d).
@@ -216,7 +220,7 @@ class Bank(PatchReference):
         return products.masked_fill(torch.maximum(down, across) > radius[:, None], -math.inf)
 
     def _search(
-        self, features: PatchFeatures, plan: SearchPlan | None, owners: tuple[Tensor, Tensor] | None = None
+        self, features: PatchFeatures, plan: SearchPlan | None, owners: Owners = None, needed: Visible | None = None
     ) -> Cells:
         """A few images at a time; with owners (of images, of keys) an image is compared only with keys of others."""
         memory, n = self.memory, len(features)
@@ -227,7 +231,9 @@ class Bank(PatchReference):
             by_cell = features[part].flatten(1, 2).transpose(0, 1)
             queries = memory.queries(by_cell.flatten(0, 1))
             owned = None if owners is None else (owners[0][part], owners[1])
-            largest = largest_products(self.vectors, plan, queries.unflatten(0, by_cell.shape[:2]), memory.k, owned)
+            some = None if needed is None else needed[part].flatten(1).any(0).cpu()
+            asked = queries.unflatten(0, by_cell.shape[:2])
+            largest = largest_products(self.vectors, plan, asked, memory.k, owned, some)
             distances = memory.distances(queries, largest.flatten(0, 1)).mean(1)
             result[part] = distances.view(by_cell.shape[:2]).T.unflatten(1, self.shape)
         return result
@@ -247,7 +253,7 @@ class Prototype(PatchReference):
     def dim(self) -> int:
         return len(self.direction)
 
-    def distances(self, features: PatchFeatures) -> Cells:
+    def distances(self, features: PatchFeatures, needed: Visible | None = None) -> Cells:
         return _cosine_distances(features, self.direction.expand(len(features), -1))
 
     def weights(self, patches: Float[Tensor, "p d"], cells: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
@@ -268,12 +274,13 @@ def remember(
     rng: torch.Generator,
     parts: Parts | None = None,
     visible: Visible | None = None,
+    weight: Float[Tensor, "r c"] | None = None,
 ) -> PatchReference:
     """A bank of good patches; behind the head, where these lie together, their mean."""
     settings = memory_for(memory, kind)
     if kind == BY_MEAN:
         return fit_prototype(features, settings, parts=parts, visible=visible)
-    return fit_bank(features, settings, rng=rng, parts=parts, visible=visible)
+    return fit_bank(features, settings, rng=rng, parts=parts, visible=visible, weight=weight)
 
 
 def fit_bank(
@@ -283,33 +290,38 @@ def fit_bank(
     rng: torch.Generator,
     parts: Parts | None = None,
     visible: Visible | None = None,
+    weight: Float[Tensor, "r c"] | None = None,
 ) -> Bank:
     """The bank of good images, given as their features on the grid; `parts` numbers the part each image shows.
 
-    Only patches that are `visible` are kept and enter the statistics of their place. With `memory.standardise` a patch
-    that is far from those of all other parts is left out, so that a few defective images do no harm.
+    Only patches that are `visible` are kept and enter the statistics of their place; a coreset keeps more where a score
+    has more `weight`. With `memory.standardise` a patch that is far from those of all other parts is left out, so that
+    a few defective images do no harm.
     """
     visible = _checked_visible(features, memory, visible)
-    n, rows, columns, dim = features.shape
-    cells, flat = rows * columns, features.flatten(0, 2)
+    n, owner = len(features), _owner(parts, len(features))
     among = visible.flatten().nonzero().squeeze(1)
     kept = memory.kept(len(among))
     for name, needed in (("k", memory.k), ("reweight", memory.reweight)):
         if kept < needed:
             raise SettingError(f"memory.{name} is {needed}, but only {kept} patches are kept; keep more or lower it")
-    if kept < len(among):
+    if kept < len(among) and memory.neighbourhood >= 0 and memory.sampling == "coreset":
+        deviation = features.new_ones(features.shape[1:3])
+        if memory.standardise:
+            sample = torch.arange(min(n, SAMPLE)) * n // min(n, SAMPLE)
+            scores = _bank_of(features, memory, among).leave_one_out(features, owner, sample)
+            deviation = statistics(scores, visible[sample])[1]
+        counts = (deviation.new_ones(()) if weight is None else weight.clamp(min=LIGHTEST)) / deviation
+        of_places = features.flatten(1, 2), visible.flatten(1), counts.flatten()
+        among = coreset_of_places(*of_places, kept, memory.metric)
+    elif kept < len(among):
+        flat = features.flatten(0, 2)
         patches = flat if len(among) == len(flat) else flat[among]
-        among = among[SAMPLERS[memory.sampling](patches, kept, memory.metric, rng).sort().values]
-    among = among[(among % cells).argsort(stable=True)]
-    vectors = features.new_empty(kept, dim + (memory.metric == "l2"), dtype=torch.float32)
-    for chunk in torch.arange(kept).split(QUERIES):  # no second copy of a large bank
-        vectors[chunk] = memory.keys(flat[among[chunk]])
-    mean, deviation = vectors.new_zeros(rows, columns), vectors.new_ones(rows, columns)
-    places = {"image": among // cells, "cell": among % cells}
-    bank = Bank(memory, {"vectors": vectors, **places, "mean": mean, "deviation": deviation})
+        among = among[SAMPLERS[memory.sampling](patches, kept, memory.metric, rng)]
+    bank = _bank_of(features, memory, among)
     if not memory.standardise:
         return bank
-    scores = bank.leave_one_out(features, _owner(parts, n))
+    scores = bank.leave_one_out(features, owner)
     bank.mean, bank.deviation = statistics(scores, visible)
     alone = bank.standardised(scores) > ISOLATED
     supported = ~alone.flatten(1)[bank.image, bank.cell]
@@ -318,6 +330,22 @@ def fit_bank(
     mean, deviation = statistics(scores, visible & ~alone)  # hardly any patch is nearest to one that is alone
     keys = {name: getattr(bank, name)[supported] for name in ("vectors", "image", "cell")}
     return Bank(memory, {**keys, "mean": mean, "deviation": deviation})
+
+
+def _bank_of(features: PatchFeatures, memory: Memory, patches: Int[Tensor, " m"]) -> Bank:
+    """The bank of these patches, numbered image by image; not standardised yet."""
+    flat, cells = features.flatten(0, 2), math.prod(features.shape[1:3])
+    cell, image = patches % cells, patches // cells
+    order = cell * len(features) + image
+    if memory.neighbourhood >= 0:  # cells with equally many patches side by side are compared together, uncopied
+        order += cell.bincount(minlength=cells)[cell] * len(flat)
+    patches = patches[order.argsort()]
+    vectors = features.new_empty(len(patches), features.shape[3] + (memory.metric == "l2"), dtype=torch.float32)
+    for chunk in torch.arange(len(patches)).split(QUERIES):  # no second copy of a large bank
+        vectors[chunk] = memory.keys(flat[patches[chunk]])
+    mean, deviation = vectors.new_zeros(features.shape[1:3]), vectors.new_ones(features.shape[1:3])
+    places = {"image": patches // cells, "cell": patches % cells}
+    return Bank(memory, {"vectors": vectors, **places, "mean": mean, "deviation": deviation})
 
 
 def fit_prototype(
@@ -343,24 +371,6 @@ def fit_prototype(
         scores = torch.cat([_cosine_distances(features[chunk], others[chunk]) for chunk in chunks])
         prototype.mean, prototype.deviation = statistics(scores, visible)
     return prototype
-
-
-def statistics(scores: Cells, visible: Visible) -> tuple[Float[Tensor, "r c"], Float[Tensor, "r c"]]:
-    """Mean and deviation of the visible scores of good images at each place.
-
-    Variances are averaged over 3 x 3 cells and drawn towards that of all places, the more the fewer images there are:
-    as if `PRIOR` more images had it. No deviation is below half the median: where good images happen to agree, a small
-    difference must not raise an alarm. A place that is never seen has the mean of all.
-    """
-    count = visible.sum(0)
-    means = (scores.where(visible, 0).sum(0) / count.clamp(min=1)).where(count > 0, scores[visible].mean())
-    squares = (scores - means).square().where(visible, 0).sum(0)
-    free = (count - 1).clamp(min=0)  # degrees of freedom
-    pooled = squares.sum() / free.sum().clamp(min=1)
-    summed = F.avg_pool2d(torch.stack([squares / free.clamp(min=1), (free > 0).float()]), 3, stride=1, padding=1)
-    around = (summed[0] / summed[1]).where(summed[1] > 0, pooled)  # over the places that have a variance
-    deviation = ((count * around + PRIOR * pooled) / (count + PRIOR)).sqrt()
-    return means, deviation.clamp(min=float(deviation.quantile(0.5)) / 2).clamp(min=SMALLEST)
 
 
 def _checked_visible(features: PatchFeatures, memory: Memory, visible: Visible | None) -> Visible:
