@@ -93,6 +93,14 @@ def test_leaving_an_image_out_is_a_bank_without_it():
     assert fitted(good).score(good).abs().max() < 1e-6  # not left out, every patch finds itself
 
 
+@pytest.mark.parametrize("metric", METRICS)
+def test_some_images_left_out_score_as_among_all(metric):
+    good = features(40, 4, seed=3)
+    memory = Memory(neighbourhood=1, metric=metric, sampling="coreset", sampling_ratio=0.5, standardise=True)
+    bank, chosen = fit_bank(good, memory, rng=torch.Generator()), torch.tensor([38, 5])
+    assert torch.equal(bank.leave_one_out(good, which=chosen), bank.leave_one_out(good)[chosen])
+
+
 def test_a_bank_that_reaches_everywhere_is_the_plain_search():
     good, suspect = features(6), features(3, seed=1)
     expected = 1 - nearest(unit(suspect.flatten(0, 2)), unit(good.flatten(0, 2)), 1)

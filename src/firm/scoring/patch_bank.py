@@ -167,7 +167,7 @@ class Bank(PatchReference):
 
     def leave_one_out(
         self, features: PatchFeatures, parts: Parts | None = None, which: Int[Tensor, " s"] | None = None
-    ) -> Cells:
+    ) -> Float[Tensor, "_ r c"]:
         """Distances of the images the bank was fitted to, in that order, each to the patches of the others.
 
         With `parts` an image is compared only with those of other parts; `which` are the images that are compared. A
