@@ -140,7 +140,7 @@ def _with_size(
     remark: str,
     listener: Listener,
 ) -> Recipe:
-    """The recipe with this size, which is told."""
+    """The recipe with this size; tells the listener what was chosen."""
     height, width = (round(float(side) / scale) for side in np.median(shapes, axis=0))
     listener.say(f"working size {size[1]} x {size[0]} px of {width} x {height}; {remark}")
     return replace(recipe, size=size[0]) if size[0] == size[1] else replace(recipe, shape=size)
