@@ -16,7 +16,8 @@ import torch
 from training_step import in_turn, timed
 
 from firm.scoring.knn import nearest, unit
-from firm.scoring.patch_bank import Bank, Memory, fit_bank
+from firm.scoring.memory import Memory
+from firm.scoring.patch_bank import Bank, fit_bank
 
 SIDE, IMAGES = 15, 8
 BANKS = (98, 320, 711)  # good images: 22,050, 72,000 and 159,975 patches

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 import contracts
 from firm.scoring.coreset import SAMPLERS
-from firm.scoring.patch_bank import METRICS, Memory, fit_bank
+from firm.scoring.memory import METRICS, Memory
+from firm.scoring.patch_bank import fit_bank
 
 SETTINGS = st.builds(
     Memory,

@@ -19,7 +19,7 @@ from firm.networks.heads import Head
 from firm.networks.weights import FACTS, load_backbone
 from firm.recipes.presets import ADAPTED
 from firm.recipes.recipe import change
-from firm.scoring.patch_bank import Memory
+from firm.scoring.memory import Memory
 from firm.scoring.patch_features import (
     BackboneFeatures,
     cell_features,

@@ -18,8 +18,8 @@ from firm.images.alignment import Conditioned, Conditioning
 from firm.images.foreground import Rule
 from firm.images.preprocess import Preprocessing
 from firm.networks.heads import Encoder, Head, build
+from firm.scoring.memory import BY_DIRECTION, Memory, memory_for
 from firm.scoring.models import PatchScorer
-from firm.scoring.patch_bank import BY_DIRECTION, Memory, memory_for
 from firm.scoring.patch_features import EncoderFeatures, extract
 from firm.scoring.patch_grid import TILINGS, Grid, Whole
 from firm.types import Statistics, Tiling
@@ -159,6 +159,8 @@ def test_learnt_features_are_compared_by_direction_and_pixels_by_distance():
     memory = Memory(sampling_ratio=0.5, neighbourhood=2)
     assert memory_for(memory, "encoder") == memory_for(memory, "projection") == memory
     assert memory_for(memory, "pixels") == memory_for(memory, "backbone") == replace(memory, metric="l2")
+    by_angle = Memory(metric="angle")
+    assert [memory_for(by_angle, kind) for kind in ("pixels", "backbone", "encoder")] == [by_angle] * 3
     with pytest.raises(SettingError, match=r"memory\.metric.*'l1'"):
         Memory(metric="l1")
 

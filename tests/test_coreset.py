@@ -15,7 +15,8 @@ from banks import features, fitted, kept
 from firm.scoring import coreset
 from firm.scoring.coreset import SAMPLERS, _greedy_by_place, greedy_coreset
 from firm.scoring.knn import unit
-from firm.scoring.patch_bank import METRICS, Memory, fit_bank
+from firm.scoring.memory import METRICS, Memory
+from firm.scoring.patch_bank import fit_bank
 
 
 def greedy(points, count, start):
@@ -45,7 +46,7 @@ def test_the_coreset_is_greedy_k_center_however_many_centers_are_found_at_once(n
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(coreset, "CANDIDATES", size)
         chosen = greedy_coreset(flat, memory.kept(n), metric, contracts.generator(seed))
-    points = (unit(flat) if metric == "cosine" else flat).double().tolist()
+    points = (unit(flat) if metric != "l2" else flat).double().tolist()
     assert chosen.tolist() == greedy(points, memory.kept(n), int(chosen[0]))
 
 

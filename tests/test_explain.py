@@ -21,7 +21,8 @@ from firm.images.foreground import Rule
 from firm.images.preprocess import resize, to_tensor
 from firm.recipes.presets import INSPECT, PARTS
 from firm.recipes.recipe import change
-from firm.scoring.patch_bank import Memory, fit_bank
+from firm.scoring.memory import Memory
+from firm.scoring.patch_bank import fit_bank
 
 SIDE = 64
 CHEAP = change(

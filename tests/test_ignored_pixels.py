@@ -34,8 +34,9 @@ from firm.networks.resnet import ResNet
 from firm.outliers.registry import LOCAL, OUTLIERS, make_outliers
 from firm.recipes.presets import ADAPTED, FAST, INSPECT
 from firm.recipes.recipe import Recipe, change
+from firm.scoring.memory import Memory
 from firm.scoring.models import PatchScorer
-from firm.scoring.patch_bank import Bank, Memory
+from firm.scoring.patch_bank import Bank
 from firm.scoring.patch_features import EncoderFeatures
 from firm.scoring.patch_grid import Grid
 from firm.training.batches import ImageTask

@@ -20,7 +20,8 @@ from firm.errors import DataError, ModelFileError, SettingError
 from firm.scoring import coreset, knn
 from firm.scoring import patch_bank as module
 from firm.scoring.knn import nearest, unit
-from firm.scoring.patch_bank import METRICS, Bank, Memory, fit_bank, fit_prototype
+from firm.scoring.memory import METRICS, Memory
+from firm.scoring.patch_bank import Bank, fit_bank, fit_prototype
 
 # --- the same as loops ---
 
@@ -33,7 +34,7 @@ def mean_distance(query, keys, k):
 def loops(bank, queries, leave=False):
     """Every patch against its window, one by one; `leave` leaves its own image out."""
     k, whose, known, vectors = bank.memory.k, bank.image.tolist(), bank.cell.tolist(), bank.vectors.tolist()
-    one_by_one = oracles.s_con if bank.memory.metric == "cosine" else mean_distance
+    one_by_one = oracles.s_con if bank.memory.metric != "l2" else mean_distance
 
     def others(found, image):
         return [i for i in found if whose[i] != image]

@@ -24,8 +24,8 @@ from firm.outliers.registry import PerlinBlend
 from firm.recipes.presets import INSPECT, PATCHES
 from firm.recipes.recipe import Recipe, change
 from firm.runtime.random import stream
+from firm.scoring.memory import Memory
 from firm.scoring.models import Located
-from firm.scoring.patch_bank import Memory
 from firm.scoring.patch_grid import Grid
 
 SIDE = 96

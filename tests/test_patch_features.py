@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 import contracts
+from firm.images.colour import is_grey
 from firm.images.preprocess import Preprocessing
 from firm.networks.heads import Encoder, Head, build
 from firm.scoring import patch_features as module
+from firm.scoring.memory import Memory
 from firm.scoring.models import PatchScorer
-from firm.scoring.patch_bank import Memory, fit_bank
-from firm.scoring.patch_features import MOST_PIXELS, EncoderFeatures, extract, is_grey
+from firm.scoring.patch_bank import fit_bank
+from firm.scoring.patch_features import MOST_PIXELS, EncoderFeatures, extract
 from firm.scoring.patch_grid import Grid
 from test_anomaly_map import PREPARED, extractor, patches, textures, whole
 

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 import contracts
 from firm.errors import DataError, ModelFileError, SettingError
+from firm.scoring.memory import Memory
 from firm.scoring.models import PatchScorer
-from firm.scoring.patch_bank import Memory, Prototype, fit_prototype, remember
+from firm.scoring.patch_bank import Prototype, fit_prototype, remember
 from firm.scoring.patch_grid import Grid
 from firm.scoring.place_statistics import statistics
 

@@ -17,7 +17,8 @@ from firm.errors import DataError
 from firm.scoring import knn
 from firm.scoring import patch_bank as module
 from firm.scoring.coreset import TOGETHER
-from firm.scoring.patch_bank import METRICS, Memory, fit_bank
+from firm.scoring.memory import METRICS, Memory
+from firm.scoring.patch_bank import fit_bank
 from firm.scoring.place_statistics import statistics
 
 # --- standardised scores ---

@@ -7,14 +7,18 @@ import os
 import subprocess
 import sys
 import time
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import firm
 from firm.data.registry import load
 from firm.detector.detector import Detector
 from firm.detector.prepare import prepare
@@ -380,8 +384,14 @@ def test_a_protocol_is_decided_by_its_own_file_and_what_all_share(monkeypatch):
         return {protocol: code_digest(protocol) for protocol in PROTOCOLS}
 
     read, before = Path.read_text, digests()
-    shared = {"semantic", "frozen"}  # the subset of the test images
-    for changed, touched in (("few.py", {"few"}), ("semantic.py", shared), ("knn.py", set(PROTOCOLS))):
+    shared = {"semantic", "frozen"}  # whole images
+    parts = set(PROTOCOLS) - shared
+    for changed, touched in (
+        ("few.py", {"few"}),
+        ("semantic.py", shared),
+        ("knn.py", set(PROTOCOLS)),
+        ("patch_bank.py", parts),
+    ):
 
         def edited(path: Path, name: str = changed, **options: Any) -> str:
             return read(path, **options) + ("\nedited = 1\n" if path.name == name else "")
@@ -428,3 +438,50 @@ def test_runs_of_other_code_are_confirmed_by_one_that_is_repeated(root):
     (line,) = confirm()
     assert "not equal to its record in steps" in line
     assert all(is_outdated(record_of(root, one)) for one in runs)
+
+
+UNDECIDING = {  # what runs of whole images call, and nothing there can change a number
+    "detector/fit.py": "drives the loop",
+    "detector/generate.py": "asks whether images are to be made by diffusion",
+    "images/crop.py": "checks the crop of files, which these runs do not have",
+    "detector/read.py": "holds seed, device and folder",
+    "scoring/patch_grid.py": "is asked whether patches are compared",
+}
+RUNS_ANYTHING = ("runtime", "research", "errors.py")
+
+
+def called(run: Callable[[], object]) -> dict[str, set[str]]:
+    """The modules of the package whose functions a run calls, with their names; checks of settings decide nothing."""
+    found, package = defaultdict[str, set[str]](set), Path(firm.__file__).parent
+
+    def on_call(frame: FrameType, event: str, _: object) -> None:
+        file, name = Path(frame.f_code.co_filename), frame.f_code.co_name
+        if event == "call" and name not in ("<module>", "__post_init__") and file.is_relative_to(package):
+            found[file.relative_to(package).as_posix()].add(name)
+
+    sys.setprofile(on_call)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+@pytest.mark.parametrize("protocol", ["semantic", "frozen"])
+def test_all_that_decides_a_run_of_whole_images_is_in_its_digest(root, protocol):
+    one = tiny_plan()[0]
+    if protocol == "frozen":
+        recipe = recipe_named("semantic", **{"size": 64, "training.epochs": 1, "outliers": "rotations"})
+        one = Experiment(protocol=protocol, data=SANDAL, recipe=recipe, seed=0, test_images=48)
+    modules = called(lambda: made([one], root))
+    assert {"training/loop.py", "scoring/knn.py", "detector/prepare.py"} <= set(modules)
+    deciding = runner.OF_PROTOCOL[protocol]
+    missed = {
+        module: names
+        for module, names in modules.items()
+        if module not in deciding
+        and not module.startswith(tuple(f"{place}/" for place in deciding))
+        and not module.startswith(RUNS_ANYTHING)
+        and module not in UNDECIDING
+    }
+    assert missed == {}

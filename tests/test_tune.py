@@ -47,7 +47,7 @@ from firm.outliers.registry import Mixture, PerlinBlend
 from firm.recipes.presets import ADAPTED, FAST, INSPECT
 from firm.recipes.presets import recipe as preset
 from firm.recipes.recipe import change
-from firm.scoring.patch_bank import Memory
+from firm.scoring.memory import Memory
 from firm.scoring.patch_grid import Grid
 from firm.training.loop import Training
 from firm.training.patch_batches import CellSampler, PatchSet, PatchTask, ValidationImages

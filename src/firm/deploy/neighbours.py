@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from firm.scoring.knn import unit
-from firm.scoring.patch_bank import Bank, Memory, PatchReference, Prototype
+from firm.scoring.memory import Memory
+from firm.scoring.patch_bank import Bank, PatchReference, Prototype
 
 CELLS, KEYS = 128, 16_384  # cells, or keys, that are compared at once: their products stay in the cache
 NOTHING = -1e30  # product of a query with a key that is not there
@@ -44,16 +45,16 @@ class Standardised(nn.Module):
 
     def split(self, bank: Bank) -> tuple[Tensor, Tensor]:
         """Keys, m, d, and what is added to the product with each of them: 0, or minus half its square."""
-        if self.memory.metric == "cosine":
+        if self.memory.by_direction:
             return bank.vectors.cpu(), torch.zeros(len(bank.vectors))
         return bank.vectors[:, :-1].cpu(), bank.vectors[:, -1].cpu()
 
     def queries(self, features: Tensor) -> Tensor:
-        return unit(features) if self.memory.metric == "cosine" else features
+        return unit(features) if self.memory.by_direction else features
 
     def behind(self, queries: Tensor, products: Tensor) -> Tensor:
         """The mean distance behind the largest products, of queries (..., d) and (..., k)."""
-        if self.memory.metric == "cosine":
+        if self.memory.by_direction:
             return (1 - products).mean(-1)
         squares = queries.square().sum(-1, keepdim=True)
         return (squares - 2 * products).clamp(min=0).sqrt().mean(-1)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from firm.data.splits import split_by_part
 from firm.errors import SettingError
-from firm.images.colour import grey
+from firm.images.colour import grey, is_grey
 from firm.images.preprocess import Preprocessing, fingerprint, resize
 from firm.networks.adaptor import pooled_features, pooled_stages
 from firm.networks.backbone import Backbone
@@ -22,7 +22,6 @@ from firm.recipes.recipe import Recipe, to_json
 from firm.runtime.feature_cache import stored
 from firm.runtime.listener import SILENT, Listener
 from firm.runtime.random import stream
-from firm.scoring.patch_features import is_grey
 from firm.training.feature_batches import FeatureSet, FeatureTask
 from firm.types import INLIER, Outliers, OutlierSource
 from firm.views.registry import PatchPairs

@@ -17,6 +17,7 @@ from firm.detector.embed_images import embed_images
 from firm.detector.generate import generated
 from firm.errors import MachineError, SettingError
 from firm.images.alignment import Conditioned, Conditioning
+from firm.images.colour import is_grey
 from firm.images.ignore_mask import check_ignored, scaled
 from firm.images.preprocess import Preprocessing, fingerprint, inlier_statistics
 from firm.images.resize import Size, height_and_width, resize, resize_mask
@@ -35,7 +36,6 @@ from firm.scoring.patch_features import (
     cell_pixels,
     check_cells,
     feature_count,
-    is_grey,
     kinds_of,
 )
 from firm.training.batches import ImageTask

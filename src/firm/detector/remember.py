@@ -18,6 +18,7 @@ from torch import Tensor
 from firm.data.duplicates import THUMBNAIL_SIDE, thumbnails
 from firm.decision.calibration import Calibration
 from firm.detector.prepare import Prepared, Task
+from firm.images.colour import is_grey
 from firm.images.decode import decode
 from firm.images.preprocess import brightness, resize
 from firm.networks.adaptor import Adapted, AdaptedImages, ImageNetwork, image_network
@@ -26,7 +27,7 @@ from firm.recipes.recipe import Recipe, sparse
 from firm.runtime.files import digest
 from firm.scoring.image_scores import reference_features
 from firm.scoring.models import ImageModel, Model, PatchModel
-from firm.scoring.patch_features import extractor_of, is_grey
+from firm.scoring.patch_features import extractor_of
 from firm.training.feature_batches import FeatureTask
 
 PICTURES = 2000  # good images stored: about ten megabytes

@@ -18,6 +18,7 @@ from firm.detector.frozen_floor import above_floor
 from firm.detector.prepare import Prepared
 from firm.errors import DataError, SettingError
 from firm.images.alignment import ILLUMINATION, Conditioned, Conditioning, has_direction
+from firm.images.colour import is_grey
 from firm.images.foreground import Rule, foreground, rule_for
 from firm.images.preprocess import Preprocessing, resize
 from firm.metrics.image import auroc
@@ -27,15 +28,15 @@ from firm.outliers.registry import KINDS, Mixture, PerlinBlend, make_outliers, s
 from firm.recipes.recipe import AFTERWARDS, Recipe, change
 from firm.runtime.listener import SILENT, Listener
 from firm.runtime.random import stream
+from firm.scoring.memory import Memory
 from firm.scoring.models import PatchScorer
-from firm.scoring.patch_bank import Memory, remember
+from firm.scoring.patch_bank import remember
 from firm.scoring.patch_features import (
     BackboneFeatures,
     EncoderFeatures,
     FeatureExtractor,
     UnadaptedFeatures,
     extract,
-    is_grey,
     kinds_of,
 )
 from firm.scoring.patch_grid import Grid

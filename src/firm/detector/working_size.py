@@ -27,8 +27,8 @@ from firm.outliers.marks import Scratches, Spots
 from firm.recipes.recipe import Recipe
 from firm.runtime.listener import SILENT, Listener
 from firm.runtime.random import stream
+from firm.scoring.memory import Memory
 from firm.scoring.models import PatchScorer
-from firm.scoring.patch_bank import Memory
 from firm.scoring.patch_features import CHUNK, UnadaptedFeatures
 from firm.types import FULL_DEPTH, Depth
 

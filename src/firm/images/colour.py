@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from firm.errors import SettingError
@@ -30,6 +30,11 @@ class Jitter:
             )
         if min(self.brightness, self.contrast, self.saturation) < 0:
             raise SettingError("jitter.brightness, jitter.contrast and jitter.saturation must be at least 0")
+
+
+def is_grey(images: UInt8[Tensor, "n k h w"]) -> bool:
+    """Whether no image has any colour."""
+    return bool((images == images[:, :1]).all())
 
 
 def grey(images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 1 h w"]:

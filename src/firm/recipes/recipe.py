@@ -23,7 +23,7 @@ from firm.networks.adaptor import Pretrained
 from firm.networks.heads import Encoder
 from firm.outliers.registry import OUTLIERS, Rotations
 from firm.scoring.image_scores import SCORES, SCORINGS, Knn, Scoring
-from firm.scoring.patch_bank import Memory
+from firm.scoring.memory import Memory
 from firm.scoring.patch_features import KINDS, kinds_of
 from firm.scoring.patch_grid import TILINGS, Grid, Whole
 from firm.training.loop import Training

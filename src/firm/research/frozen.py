@@ -24,7 +24,8 @@ from firm.metrics.image import auroc_interval
 from firm.networks.adaptor import PIXELS, Adapted, AdaptedImages, small
 from firm.recipes.recipe import Recipe, to_json
 from firm.research.experiment import Experiment
-from firm.research.semantic import balanced_subset
+from firm.research.probes import rounded
+from firm.research.semantic import NEIGHBOURS, balanced_subset, pixel_scores
 from firm.runtime.feature_cache import stored
 from firm.runtime.files import folder_lock
 from firm.runtime.listener import Listener
@@ -81,12 +82,15 @@ def frozen(experiment: Experiment, data: OneClass, options: Options, listener: L
         assert isinstance(task, FeatureTask)
         kinds = dict.fromkeys([recipe.features, *(("encoder", "projection") if recipe.pretrained.head else ())])
         began = time.process_time()
-        final = {kind: _measure(_network(network, recipe, kind), tested, data) for kind in kinds}
+        if recipe.features == PIXELS and recipe.memory.metric == "l2":
+            final = {PIXELS: _pixel_distances(tested, data)}
+        else:
+            final = {kind: _measure(_network(network, recipe, kind), tested, data) for kind in kinds}
         held_out = _held_out(prepared, network, VIEWS_SEED) if recipe.training.epochs else {}
     logged = [line for line in run.history.lines if "loss" in line]
-    best = final[recipe.features]
+    value = final[recipe.features]["s_con k=1"]["value"]
     return {
-        "summary": f"s_con k=1 {100 * best['s_con k=1']['value']:.1f}",
+        "summary": f"s_con k=1 {100 * value:.1f}",
         "recipe": to_json(recipe),
         "steps": run.steps,
         "good_images": len(data.train),
@@ -167,7 +171,14 @@ def _measure(network: AdaptedImages, tested: Tested, data: OneClass) -> Measured
             wanted = fitted.views()
             scores = torch.stack([fitted.scorers[view[0]](views[view]) for view in wanted]).mean(0)
             measured[name] = asdict(auroc_interval(scores, data.anomalous[images]))
-    return {name: {end: round(value, 5) for end, value in interval.items()} for name, interval in measured.items()}
+    return dict(rounded(measured))
+
+
+def _pixel_distances(tested: Tested, data: OneClass) -> Measured:
+    """AUROC by the distance to the nearest good images, pixel by pixel."""
+    good, test = tested.references[0].float(), tested.whole[TURNS[0]].float()
+    scores = {f"s_con k={k}": pixel_scores(good, test, k, "l2") for k in NEIGHBOURS}
+    return {name: rounded(asdict(auroc_interval(each, data.anomalous))) for name, each in scores.items()}
 
 
 def _held_out(prepared: Prepared, network: Adapted, seed: int) -> Measured:
@@ -180,7 +191,7 @@ def _held_out(prepared: Prepared, network: Adapted, seed: int) -> Measured:
     outliers = judging_outliers(embedder, recipe.outliers, seed=seed)
     kinds = ("backbone", "encoder", "projection")
     values = {kind: held_out_auroc(replace(recipe, features=kind), task, network, outliers) for kind in kinds}
-    return {kind: {name: round(value, 5) for name, value in by.items()} for kind, by in values.items()}
+    return dict(rounded(values))
 
 
 def _seconds(prepared: Prepared, training: float, tested: int) -> dict[str, float]:
@@ -194,4 +205,4 @@ def _seconds(prepared: Prepared, training: float, tested: int) -> dict[str, floa
     views = 1 + (task.good.features.shape[1] if training else 0)
     embedded = len(task.clean) * views + len(task.outliers.features) * OUTLIER_VIEWS
     seconds = {"per_image": each, "embedding": embedded * each, "training": training, "test": tested * each}
-    return {name: round(value, 5) for name, value in seconds.items()}
+    return dict(rounded(seconds))

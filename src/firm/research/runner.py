@@ -48,17 +48,27 @@ PROTOCOLS: dict[str, Protocol] = {
     "frozen": frozen,
 }
 MISSING = (DataError, ImageError, ModelFileError)  # without which one run cannot be made, but others can
-DECIDING = (
+DECIDING = (  # the runs on parts
     "types.py", "runtime/random.py", "runtime/feature_cache.py", "images", "drawn", "data", "outliers", "views",
     "networks", "training", "diffusion", "scoring", "metrics", "decision", "recipes", "detector",
 )  # fmt: skip
+OF_IMAGES = (  # the runs on whole images of a class, which nothing that is made for parts can change
+    "types.py", "runtime/random.py", "runtime/feature_cache.py", "images/colour.py", "images/preprocess.py",
+    "images/resize.py", "data/cats_vs_dogs.py", "data/cifar.py", "data/datasets.json", "data/fashion_mnist.py",
+    "data/registry.py", "data/splits.py", "outliers/cutpaste.py", "outliers/drawing.py", "outliers/perlin_blend.py",
+    "outliers/registry.py", "outliers/whole_images.py", "views/registry.py", "views/simclr.py", "networks",
+    "training/batches.py", "training/feature_batches.py", "training/loop.py", "training/methods.py",
+    "training/positives.py", "training/runs.py", "scoring/image_scores.py", "scoring/knn.py", "metrics/image.py",
+    "recipes/recipe.py", "detector/embed_images.py", "detector/frozen_floor.py", "detector/prepare.py",
+    "research/semantic.py", "research/probes.py",
+)  # fmt: skip
 VARYING = ("seconds", "megabytes", "per_second", "per_image", "code", "origin", "resumed", "confirmed", "recipe")
-OF_PROTOCOL = {  # what decides only the runs of one protocol
-    "semantic": ("research/probes.py", "research/semantic.py"),
-    "patches": ("research/probes.py", "research/protocols.py"),
-    "guarantees": ("research/probes.py", "research/protocols.py"),
-    "few": ("research/few.py",),
-    "frozen": ("research/frozen.py", "research/semantic.py"),
+OF_PROTOCOL = {
+    "semantic": OF_IMAGES,
+    "frozen": (*OF_IMAGES, "research/frozen.py"),
+    "patches": (*DECIDING, "research/probes.py", "research/protocols.py"),
+    "guarantees": (*DECIDING, "research/probes.py", "research/protocols.py"),
+    "few": (*DECIDING, "research/few.py"),
 }
 
 
@@ -231,7 +241,7 @@ def _pool(outliers: object) -> dict[str, Any]:
 def code_digest(protocol: str) -> str:
     """Names the modules and tables that decide a number of this protocol by what they say, however it is written."""
     package, digest = Path(firm.__file__).parent, hashlib.sha256()
-    for place in (*DECIDING, *OF_PROTOCOL[protocol]):
+    for place in OF_PROTOCOL[protocol]:
         folder = sorted(path for path in (package / place).glob("*") if path.suffix in (".py", ".json"))
         for path in folder or [package / place]:
             text = path.read_text(encoding="utf-8")

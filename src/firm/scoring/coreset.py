@@ -32,7 +32,7 @@ def greedy_coreset(patches: Float[Tensor, "m d"], kept: int, metric: str, rng: t
     It works on unit vectors (cosine) or the features themselves (l2), projected at random if they have more than 128
     dimensions. There no patch is more than twice as far from a kept one as under the best selection.
     """
-    scaled = unit if metric == "cosine" else Tensor.float
+    scaled = unit if metric != "l2" else Tensor.float
     if patches.shape[1] <= PROJECTED:
         points = scaled(patches)
     else:

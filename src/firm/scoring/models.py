@@ -22,7 +22,8 @@ from firm.images.preprocess import Preprocessing, resize
 from firm.networks.adaptor import ImageNetwork
 from firm.runtime.random import stream
 from firm.scoring.image_scores import Scoring, fit_scorings, score_images
-from firm.scoring.patch_bank import BY_MEAN, Bank, Memory, PatchReference, Prototype, memory_for, remember
+from firm.scoring.memory import Memory, memory_for
+from firm.scoring.patch_bank import BY_MEAN, Bank, PatchReference, Prototype, remember
 from firm.scoring.patch_features import CHUNK, PIXELS, BackboneFeatures, EncoderFeatures, Features, extract
 from firm.scoring.patch_grid import Grid
 

@@ -60,11 +60,6 @@ def extract(extractor: FeatureExtractor, images: UInt8[Tensor, "n k h w"]) -> Fe
     return {kind: torch.cat(chunks) for kind, chunks in parts.items()}
 
 
-def is_grey(images: UInt8[Tensor, "n k h w"]) -> bool:
-    """Whether no image has any colour."""
-    return bool((images == images[:, :1]).all())
-
-
 @dataclass(frozen=True)
 class EncoderFeatures:
     """Patch features of the encoder that was trained on the good images."""
