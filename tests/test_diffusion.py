@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("diffusers", reason="needs the extra `diffusion`")
 
 from firm.diffusion.model import SIZES, TIMES, Denoiser, DiffusionModel, alpha_bar, build, sized, to_model
-from firm.diffusion.sample import Sampling, log_variance, reverse_step, sample, times, write_samples
+from firm.diffusion.sample import CARD, Sampling, log_variance, reverse_step, sample, times, write_samples
 from firm.diffusion.train import (
     LEARNING,
     Denoising,
@@ -194,6 +194,10 @@ def test_samples_fill_a_folder_in_the_layout_of_realnet(tmp_path):
         given = {"seed": 0, "sampling": few} | other
         with pytest.raises(SettingError, match="sdas has images of another model or other settings"):
             write_samples(model, tmp_path / "sdas", 6, given["sampling"], seed=given["seed"])
+    for damaged in (b"{", b"\xff", 200_000 * b"["):
+        (tmp_path / "sdas" / CARD).write_bytes(damaged)
+        with pytest.raises(DataError, match=CARD):
+            write_samples(model, tmp_path / "sdas", 6, few, seed=0)
     with pytest.raises(SettingError, match="no class 'bolt'"):
         write_samples(model, tmp_path / "other", 6, few, seed=0, classes=("bolt",))
 

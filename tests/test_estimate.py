@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -167,3 +169,17 @@ def test_other_minutes_are_measured_again(plates, tmp_path, monkeypatch):
         prepared = _within_minutes(good, prepare(SMALL, split.learn, split.parts, seed=0), split, 0.0, Heard())
         assert prepared.recipe.training.epochs == prepared.task.training.epochs == 5
     assert measured == [0.1, 0.2]
+
+
+DAMAGED = (b"", b"{", b"\xff", b"[1]", b"null", b'{"0.1": "x"}', b'{"0.1": -1}', 200_000 * b"[")
+
+
+@pytest.mark.parametrize("content", DAMAGED, ids=range(len(DAMAGED)))
+def test_damaged_minutes_are_measured_again(content, plates, tmp_path, monkeypatch):
+    monkeypatch.setattr("firm.detector.fit.epochs_within", lambda *_, **__: 7)
+    (tmp_path / "minutes.json").write_bytes(content)
+    good = read_good(plates, SMALL, Options(minutes=0.1, holdout=0.25, folder=tmp_path))
+    split = split_good(good)
+    prepared = prepare(SMALL, split.learn, split.parts, seed=0)
+    assert _within_minutes(good, prepared, split, 0.0, Heard()).recipe.training.epochs == 7
+    assert json.loads((tmp_path / "minutes.json").read_bytes()) == {"0.1": 7}

@@ -172,6 +172,24 @@ def test_good_and_bad_are_evaluated_with_a_warning(whole: Path, plates: Path, tm
     assert "need heat maps and masks" in done.out
 
 
+def test_photographs_of_one_part_count_as_one(patches: Path, plates: Path, tmp_path: Path) -> None:
+    """The stated rates speak of parts, and so do the realised ones."""
+    for kind in ("good", "dent"):
+        (tmp_path / "test" / kind).mkdir(parents=True)
+        for number, file in enumerate(sorted((plates / "test" / kind).iterdir())[:4]):
+            for shot in range(1 + 2 * number):
+                shutil.copy(file, tmp_path / "test" / kind / f"part{number}_{shot}.png")
+    shutil.copytree(plates / "train", tmp_path / "train")
+    told = values("evaluate", patches, tmp_path, "--group-by", r"(part\d+)_")
+    of_images = values("evaluate", patches, tmp_path)["stated"]
+    for each, alone in zip(told["stated"], of_images, strict=True):
+        assert (each["parts"], each["images"]) == (4, 16)
+        assert (4 * each["realised"]["value"]).is_integer()
+        assert alone["parts"] == alone["images"] == 16  # too few images to look for photographs of one part
+    assert "of 4 good parts (16 images)" in run("evaluate", patches, tmp_path, "--group-by", r"(part\d+)_").out
+    assert run("evaluate", patches, tmp_path, "--group-by", "(").code == 2
+
+
 def test_a_folder_in_the_data_root_is_evaluated_by_its_name(
     patches: Path, plates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

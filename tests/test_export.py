@@ -191,6 +191,17 @@ def test_the_certificate_tells_where_and_on_what(made: Path, good: Path) -> None
     assert "changed verdicts: 0" in (made / "certificate.txt").read_text()
 
 
+@pytest.mark.parametrize("content", [b"", b"null", b"\xff", 200_000 * b"["], ids=["empty", "null", "no text", "deep"])
+def test_what_is_no_card_and_no_certificate_is_refused(made: Path, tmp_path: Path, content: bytes) -> None:
+    folder = shutil.copytree(made, tmp_path / "part")
+    for name in ("certificate.json", "calibration.json", "card.json"):
+        (folder / name).write_bytes(content)
+    with pytest.raises(ModelFileError):
+        read_certificate(folder)
+    with pytest.raises(ExportError):
+        Runtime(folder)
+
+
 def test_damage_is_refused(made: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(made, tmp_path / "part")
     with (folder / "model.onnx").open("ab") as file:

@@ -9,11 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firm.cli.evaluate import _broken, _stated
+from firm.cli.evaluate import _broken
 from firm.data.splits import folds_by_part, parts_by_name
 from firm.decision.calibration import FOLDS, HELD_OUT, TargetRates, calibration_of, summary_of, warnings_of
 from firm.detector import fit as pipeline
 from firm.detector.detector import Detector
+from firm.detector.evaluation import kept_rates
 from firm.detector.prepare import Prepared, prepare
 from firm.detector.read import Options, as_data, read_good
 from firm.detector.split import by_folds
@@ -64,6 +65,25 @@ def test_no_fold_model_has_seen_what_it_scores(monkeypatch: pytest.MonkeyPatch):
         assert known | new == everything
     assert set.union(*scored) == everything
     assert (fitted.calibration.basis, fitted.calibration.images, fitted.calibration.parts) == (FOLDS, 12, 6)
+
+
+@pytest.mark.parametrize("product", ["plate", "weave"])
+def test_what_is_embedded_already_scores_as_in_inspection(product: str):
+    """The features of a fit are stored as 16-bit floats, hence the tolerance."""
+    data = as_data(draw_dataset(product, size=64, train=12, good=1, bad=1).train)
+    aligned = {"conditioning.foreground.method": "otsu", "conditioning.align": True} if product == "plate" else {}
+    recipe = preset("wavelets", **SMALL | aligned)
+    split = by_folds(data, torch.arange(12), 3, seed=0)
+    prepared = prepare(recipe, data, split.parts, seed=0, backbone=load_backbone("wavelets"))
+    held_out, counted = split.held_out_from(prepared, 1), list[int]()
+    model = pipeline.fold_model(recipe, held_out.prepared, 1, 3, Options(), Heard(), None)
+    each = pipeline.measure(model, held_out.images)
+    stored = pipeline.measure(model, held_out.images, counted.append, held_out.stored)
+    spread = float(each.scores.max() - each.scores.min())
+    assert torch.allclose(stored.scores, each.scores, rtol=0, atol=0.01 * spread)
+    assert torch.allclose(stored.peaks, each.peaks, rtol=0, atol=0.01 * spread)
+    assert torch.equal(stored.light, each.light)
+    assert counted[-1] == len(held_out.images)
 
 
 @pytest.mark.parametrize(
@@ -162,16 +182,34 @@ def test_the_image_that_alone_sets_a_threshold_is_named():
 
 def test_a_rate_that_is_not_kept_is_said_with_the_drift_beside():
     by = calibration_of(torch.arange(100.0), model="m", targets=TargetRates(false_calls=0.1, fail=0.02))
-    kept = _stated({"PASS": 90, "REVIEW": 8, "FAIL": 2}, by)
-    assert [each["broken"] for each in kept] == [False, False]
-    same = torch.full((100,), 0.5)
-    assert _broken(kept, by, torch.arange(100.0), same) == []
-    moved = _stated({"PASS": 40, "REVIEW": 30, "FAIL": 30}, by)
-    assert [each["broken"] for each in moved] == [True, True]
-    (text,) = _broken(moved, by, torch.arange(100.0) + 60, same)
+    parts, same = torch.arange(100), torch.full((100,), 0.5)
+    kept = kept_rates(torch.arange(100.0), parts, by)
+    assert [(each.realised.value, each.broken) for each in kept] == [(0.09, False), (0.01, False)]
+    assert _broken(kept, by, torch.arange(100.0), same, parts) == []
+    moved = kept_rates(torch.arange(100.0) + 60, parts, by)
+    assert [each.broken for each in moved] == [True, True]
+    (text,) = _broken(moved, by, torch.arange(100.0) + 60, same, parts)
     assert "drifted" in text
     light = torch.linspace(0.5, 0.6, 100)
     lit = calibration_of(torch.arange(100.0), model="m", light=light)
-    (text,) = _broken(kept, lit, torch.arange(100.0), light * 0.6)  # said even where the rates are kept
+    (text,) = _broken(kept, lit, torch.arange(100.0), light * 0.6, parts)  # said even where the rates are kept
     assert "darker" in text
-    assert _stated({}, by) == []
+    assert kept_rates(torch.empty(0), torch.empty(0, dtype=torch.long), by) == []
+
+
+def test_what_is_realised_counts_parts_as_what_is_stated_does():
+    """One odd part of ten does not break 20 %, however often it is photographed."""
+    by = calibration_of(torch.arange(20.0), model="m", targets=TargetRates(false_calls=0.2, fail=0.1))
+    parts = torch.cat([torch.arange(9), torch.full((30,), 9)])
+    scores = torch.cat([torch.arange(9.0), torch.full((30,), 99.0)])
+    for each in kept_rates(scores, parts, by):
+        assert (each.realised.value, each.parts, each.images) == (pytest.approx(0.1), 10, 39)
+        assert not each.broken
+    assert kept_rates(scores, torch.arange(39), by)[0].broken  # 30 parts of 39 would
+    half = kept_rates(torch.tensor([0.0, 99.0, 0.0, 99.0]), torch.tensor([4, 4, 7, 7]), by)[1]
+    assert (half.realised.value, half.parts) == (0.5, 2)
+    light = torch.full((39,), 0.5)
+    lit = calibration_of(torch.arange(20.0), model="m", light=torch.full((20,), 0.5) + torch.arange(20.0) / 1000)
+    dark = torch.where(parts == 9, 0.1, light)  # many photographs of one part are no drift of the light
+    assert _broken([], lit, scores, dark, parts) == []
+    assert _broken([], lit, scores, dark, torch.arange(39)) != []

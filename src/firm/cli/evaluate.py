@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from firm.cli.options import AsJson, Data, Device, Model, Output, Strict, Threads
+from firm.cli.options import AsJson, Data, Device, GroupBy, Model, Output, Strict, Threads
 from firm.cli.terminal import percent, reporting, show, use_device, warn, warn_left_out
 from firm.errors import named
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from firm.decision.calibration import Calibration
-    from firm.detector.evaluation import Evaluation, Kind, Overlap
+    from firm.detector.evaluation import Evaluation, Kept, Kind, Overlap
     from firm.images.preprocess import Preprocessing
     from firm.types import OneClass, Truth
 
@@ -33,6 +35,7 @@ def evaluate(
     ] = None,
     device: Device = "cpu",
     threads: Threads = 0,
+    group_by: GroupBy = None,
     strict: Strict = False,
     as_json: AsJson = False,
     output: Output = None,
@@ -40,8 +43,9 @@ def evaluate(
     """Measure a detector on labelled images.
 
     AUROC of images and pixels and AUPRO, with 95 % intervals, over all defects and for each kind; the IoU of
-    regions and masks; verdicts by kind, with exact intervals.
+    regions and masks; verdicts by kind, with exact intervals; of good parts the stated rates beside the realised ones.
     """
+    from firm.data.splits import compiled
     from firm.detector import evaluation
     from firm.detector.detector import Detector
     from firm.images.preprocess import brightness
@@ -49,6 +53,7 @@ def evaluate(
     from firm.runtime.files import check_writable
 
     use_device(device, threads)
+    compiled(group_by or "")  # a wrong one is refused at once
     if report is not None:
         check_writable(report)
     detector = Detector.load(model, device=device)
@@ -60,58 +65,59 @@ def evaluate(
     result = evaluation.evaluate(detector, test)
     counted = test[~test.under(detector.model.ignored)]
     files = [] if report is None else write_evaluation(report, counted, by, name=data, ignored=detector.model.ignored)
-    stated = _stated(result.confusion.get("good", {}), by)
-    light = brightness(images[~anomalous], detector.model.ignored)
-    for text in (*warnings_about(result), *_broken(stated, by, located.scores[~anomalous], light)):
+    good, scores = images[~anomalous], located.scores[~anomalous]
+    parts = _parts(data, good, () if truth is None else compress(truth.files, (~anomalous).tolist()), group_by)
+    kept = evaluation.kept_rates(scores, parts, by)
+    light = brightness(good, detector.model.ignored)
+    for text in (*warnings_about(result), *_broken(kept, by, scores, light, parts)):
         warn(text)
     unmarked = None if truth is None else int((anomalous & ~truth.known).sum())
     values = as_values(data, result, by.review, unmarked)
-    values |= {"stated": stated, "left_out": left_out, "pictures": [str(file) for file in files]}
-    kept = _columns(_stated_rows(stated, "guaranteed" if by.basis == "held-out" else "estimated"))
-    lines = [as_text(data, result, by.review, unmarked), *kept, *(f"see {named(file)}" for file in files)]
+    values |= {"stated": [asdict(each) | {"broken": each.broken} for each in kept]}
+    values |= {"left_out": left_out, "pictures": [str(file) for file in files]}
+    rates = _columns(_stated_rows(kept, "guaranteed" if by.basis == "held-out" else "estimated"))
+    lines = [as_text(data, result, by.review, unmarked), *rates, *(f"see {named(file)}" for file in files)]
     show(values, "\n".join(lines), as_json, left_out)
 
 
-def _stated(good: dict[str, int], by: Calibration) -> list[dict[str, Any]]:
-    """What the calibration states of good parts beside what these images show; broken if chance cannot explain it."""
-    from firm.metrics.image import rate_of
+def _parts(data: str, good: Tensor, files: Iterable[str], group_by: str | None) -> Tensor:
+    """The part that each good test image shows: by name, or found as in a fit."""
+    from firm.data.duplicates import group_by_part
+    from firm.data.splits import parts_by_name
 
-    of, found = sum(good.values()), []
-    above = {"REVIEW or FAIL": of - good.get("PASS", 0), "FAIL": good.get("FAIL", 0)}
-    for (name, count), rate in zip(above.items(), (by.reviewed, by.failed), strict=True):
-        if of:
-            realised = rate_of(count, of)
-            broken = realised.low > rate.kept
-            found.append({"verdict": name, "stated": rate.kept, "realised": asdict(realised), "broken": broken})
-    return found
+    return group_by_part(data, good) if group_by is None else parts_by_name([Path(file) for file in files], group_by)
 
 
-def _stated_rows(stated: list[dict[str, Any]], word: str) -> Rows:
-    rows: Rows = [("of good images", f"{word} at most" if word == "guaranteed" else word, "realised, %")]
-    for each in stated:
-        rate = each["realised"]
-        interval = f"{100 * rate['low']:.1f} to {100 * rate['high']:.1f}"
-        share = f"{100 * rate['count'] / rate['of']:.1f} ({interval})"
-        rows.append((each["verdict"], f"{100 * each['stated']:.1f} %", share + ("  more than stated" * each["broken"])))
-    return rows if stated else []
+def _stated_rows(kept: list[Kept], word: str) -> Rows:
+    if not kept:
+        return []
+    parts, images = kept[0].parts, kept[0].images
+    counted = f"of {parts} good parts" + f" ({images} images)" * (parts < images)
+    rows: Rows = [(counted, f"{word} at most" if word == "guaranteed" else word, "realised, %")]
+    for each in kept:
+        rows.append(
+            (each.verdict, f"{100 * each.stated:.1f} %", percent(each.realised) + "  more than stated" * each.broken)
+        )
+    return rows
 
 
-def _broken(stated: list[dict[str, Any]], by: Calibration, good: Tensor, light: Tensor) -> list[str]:
+def _broken(kept: list[Kept], by: Calibration, good: Tensor, light: Tensor, parts: Tensor) -> list[str]:
     """Rates that are not kept, and the drift of the good images' scores and light, which may explain it."""
     import torch
 
     from firm.decision.calibration import FOLDS
-    from firm.decision.drift import drift, light_drift
+    from firm.decision.drift import drift, light_drift, one_of_each
 
-    broken = [each["verdict"] for each in stated if each["broken"]]
-    found, parts = list[str](), torch.tensor(by.shown)
+    broken = [each.verdict for each in kept if each.broken]
+    found, known = list[str](), torch.tensor(by.shown)
     if by.light and len(light):
-        found.append(light_drift(light, torch.tensor(by.light), parts=parts).sentence)
+        found.append(light_drift(one_of_each(light, parts), torch.tensor(by.light), parts=known).sentence)
     if not broken or not by.scores:
         return [text for text in found if text]
-    found.append(drift(good, torch.tensor(by.scores), parts=parts, estimated=by.basis == FOLDS).sentence)
+    alone, estimated = one_of_each(good, parts), by.basis == FOLDS
+    found.append(drift(alone, torch.tensor(by.scores), parts=known, estimated=estimated).sentence)
     why = "; ".join(text for text in found if text) or "no drift of the scores or of the light is seen"
-    return [f"more good images are for {' and for '.join(broken)} than stated: {why}"]
+    return [f"more good parts are for {' and for '.join(broken)} than stated: {why}"]
 
 
 def card(model: Model) -> None:

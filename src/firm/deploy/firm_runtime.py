@@ -194,7 +194,7 @@ def _calibration(file: Path, model: str) -> dict[str, Any]:
 def _json(file: Path, fix: str) -> dict[str, Any]:
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ExportError(f"{file} cannot be read ({error}); {fix}") from error
     if not isinstance(values, dict):
         raise ExportError(f"{file} holds no settings; {fix}")

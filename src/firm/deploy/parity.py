@@ -114,7 +114,7 @@ def read_certificate(folder: Path) -> Certificate:
         del values["summary"]
         images = tuple(Compared(**each) for each in values.pop("images"))
         return Certificate(**values, images=images)
-    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as error:
         fix = "export the detector again, or compare with --detector"
         raise ModelFileError(f"{named(folder / NAME)} is no certificate that this firm reads; {fix}") from error
 

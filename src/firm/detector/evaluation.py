@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import compress
 
 import torch
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from firm.data.duplicates import copies_of_known, thumbnails
@@ -19,7 +19,7 @@ from firm.decision.verdict import marked
 from firm.detector.detector import Detector
 from firm.errors import DataError
 from firm.images.ignore_mask import scaled
-from firm.metrics.image import Interval, auroc, auroc_interval
+from firm.metrics.image import Interval, auroc, auroc_interval, rate_of
 from firm.metrics.pixel import Localisation, localisation
 from firm.scoring.models import Located
 from firm.types import Truth
@@ -134,6 +134,39 @@ def evaluate(detector: Detector, test: Labelled) -> Evaluation:
         copies=int(copies_of_known(test.images, detector.thumbnails).sum()),
         ignored=int(under.sum()),
     )
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A rate that a calibration states of good parts, beside what good test images show of it.
+
+    It is the chance that a photograph of a new part lies above a threshold. So every part counts once, by the share of
+    its photographs that do, and the interval is that of so many parts.
+    """
+
+    verdict: str
+    stated: float
+    realised: Interval
+    parts: int
+    images: int
+
+    @property
+    def broken(self) -> bool:
+        """Whether chance does not explain that more than stated are above."""
+        return self.realised.low > self.stated
+
+
+def kept_rates(good: Float[Tensor, " n"], parts: Int[Tensor, " n"], by: Calibration) -> list[Kept]:
+    """Stated and realised rates, from the scores of good images of these parts; none without images."""
+    numbers = parts.unique(return_inverse=True)[1]
+    sizes = numbers.bincount()
+    weights, found = 1 / sizes[numbers].double(), []
+    thresholds = (f"{REVIEW} or {FAIL}", by.reviewed, by.review), (FAIL, by.failed, by.fail)
+    for name, rate, limit in thresholds if len(good) else ():
+        above = round(float(weights[good.double() > limit].sum()), 9)  # of the parts; a third thrice is one
+        low, high = rate_of(math.floor(above), len(sizes)).low, rate_of(math.ceil(above), len(sizes)).high
+        found.append(Kept(name, rate.kept, Interval(above / len(sizes), low, high), len(sizes), len(good)))
+    return found
 
 
 def _confusion(by: Calibration | None, scores: Float[Tensor, " m"], kinds: list[str]) -> dict[str, dict[str, int]]:

@@ -31,7 +31,7 @@ from firm.data.duplicates import describe_parts, warnings_about
 from firm.data.splits import default_holdout, parts_needed
 from firm.decision.calibration import FALSE_CALLS, Calibration, TargetRates, calibration_of
 from firm.detector.audit import audit_images
-from firm.detector.estimate import epochs_within
+from firm.detector.estimate import LEAST_EPOCHS, epochs_within
 from firm.detector.prepare import Prepared, check_recipe, prepare
 from firm.detector.read import Good, Options
 from firm.detector.remember import Fitted, Measured, fit_model, measure, remember
@@ -40,7 +40,7 @@ from firm.detector.split import Split, by_folds, by_holdout
 from firm.detector.tune import choose, choose_features
 from firm.errors import MachineError, SettingError, named
 from firm.recipes.recipe import Recipe, change
-from firm.runtime.files import folder_lock, write_atomically
+from firm.runtime.files import folder_lock, read_file, write_atomically
 from firm.runtime.listener import SILENT, Listener
 from firm.scoring.models import Model
 from firm.training.loop import Progress
@@ -110,7 +110,7 @@ def learn(
             model = fold_model(recipe, held_out.prepared, number, split.folds, options, listener, prober)
         stage = f"scoring fold {number + 1} of {split.folds}" if split.folds else "setting thresholds"
         counted = partial(listener.progress, stage, total=len(held_out.images))
-        measured.append(measure(model, held_out.images, counted))
+        measured.append(measure(model, held_out.images, counted, held_out.stored))
         if model.has_maps and room > 0:
             images = CheckImages.of(recipe, held_out.prepared, held_out.images[:room], seed=seed, fold=number)
             room -= len(held_out.images)
@@ -263,7 +263,7 @@ def _within_minutes(good: Good, prepared: Prepared, split: Split, elapsed: float
     minutes, folder = good.options.minutes, good.options.folder
     assert minutes is not None
     file = None if folder is None else folder / "minutes.json"
-    epochs = json.loads(file.read_bytes()).get(str(minutes)) if file is not None and file.is_file() else None
+    epochs = None if file is None else _stored_epochs(file, minutes)
     if epochs is None:
         epochs = epochs_within(
             minutes,
@@ -279,6 +279,15 @@ def _within_minutes(good: Good, prepared: Prepared, split: Split, elapsed: float
             write_atomically(file, json.dumps({str(minutes): epochs}).encode())
     listener.detail(f"{minutes:g} minutes on this machine: {epochs} epochs")
     return _trained_for(prepared, epochs)
+
+
+def _stored_epochs(file: Path, minutes: float) -> int | None:
+    """The epochs that were measured for so many minutes; None if never, or if the file is damaged."""
+    try:
+        epochs = json.loads(read_file(file))[str(minutes)]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return epochs if type(epochs) is int and epochs >= LEAST_EPOCHS else None
 
 
 def _trained_for(prepared: Prepared, epochs: int) -> Prepared:

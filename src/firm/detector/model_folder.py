@@ -50,7 +50,7 @@ def _learnt_from(path: Path) -> str | None:
     """The name of the data in a detector's card; None if it cannot be read."""
     try:
         return str(json.loads((path / CARD).read_bytes())["origin"]["data"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

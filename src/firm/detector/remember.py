@@ -26,8 +26,8 @@ from firm.networks.heads import Network
 from firm.recipes.recipe import Recipe, sparse
 from firm.runtime.files import digest
 from firm.scoring.image_scores import reference_features
-from firm.scoring.models import ImageModel, Model, PatchModel
-from firm.scoring.patch_features import extractor_of
+from firm.scoring.models import ImageModel, Located, Model, PatchModel
+from firm.scoring.patch_features import CHUNK, BackboneFeatures, extractor_of
 from firm.training.feature_batches import FeatureTask
 
 PICTURES = 2000  # good images stored: about ten megabytes
@@ -143,13 +143,35 @@ class Measured(NamedTuple):
 
 
 def measure(
-    model: Model, images: UInt8[Tensor, "n c h w"], on_image: Callable[[int], None] = lambda _: None
+    model: Model,
+    images: UInt8[Tensor, "n c h w"],
+    on_image: Callable[[int], None] = lambda _: None,
+    stored: Prepared | None = None,
 ) -> Measured:
-    """Measure the images one by one, exactly as in inspection; `on_image` gets the number of images done."""
+    """Measure the images one by one, exactly as in inspection; `on_image` gets the number of images done.
+
+    What is `stored` of the images spares embedding them again: then the scores are those of inspection up to the
+    rounding of the features.
+    """
+    embedded = None if stored is None else stored.cells
     scores, peaks = [torch.empty(0)], [torch.empty(0)]
-    for number, image in enumerate(images, 1):
-        located = model.locate(image[None])
+    for rows in torch.arange(len(images)).split(1 if embedded is None else CHUNK):
+        located = model.locate(images[rows]) if embedded is None else _locate_stored(model, stored, rows)
         scores.append(located.scores)
         peaks.append(located.maps.amax(dim=(1, 2)) if model.has_maps else peaks[0])
-        on_image(number)
+        on_image(int(rows[-1]) + 1)
     return Measured(torch.cat(scores), torch.cat(peaks) if model.has_maps else None, brightness(images, model.ignored))
+
+
+def _locate_stored(model: Model, stored: Prepared | None, rows: Int[Tensor, " k"]) -> Located:
+    """Scores and maps of images that are aligned and embedded already."""
+    assert stored is not None
+    assert stored.aligned is not None
+    assert stored.cells is not None
+    assert isinstance(model, PatchModel)
+    assert isinstance(model.extractor, BackboneFeatures)
+    aligned, device = stored.aligned[rows], model.scorer.present.device
+    features = model.extractor.from_stored(aligned.images, stored.cells[rows])
+    features = {kind: values.to(device) for kind, values in features.items()}
+    cells = model.scorer.cells(features, aligned.foreground, aligned.hidden())
+    return Located(model.scorer.scores(cells, features).cpu(), model.scorer.maps(cells, aligned).cpu())

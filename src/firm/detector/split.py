@@ -16,6 +16,7 @@ class HeldOut:
 
     prepared: Prepared
     images: UInt8[Tensor, "m c h w"]
+    stored: Prepared | None = None  # the images as prepared, if the detector learns from them
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ class Split:
         """The held-out images, or those of a fold."""
         if self.fold is None:
             return HeldOut(prepared, self.held_out)
-        others = (self.fold != number).nonzero().squeeze(1)
-        return HeldOut(prepared.subset(others), self.learn.train[self.fold == number])
+        others, own = ((self.fold != number).nonzero().squeeze(1), (self.fold == number).nonzero().squeeze(1))
+        return HeldOut(prepared.subset(others), self.learn.train[own], prepared.subset(own))
 
 
 def by_holdout(data: OneClass, parts: Int[Tensor, " n"], holdout: float, *, seed: int, min_parts: int) -> Split:

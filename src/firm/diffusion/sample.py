@@ -168,7 +168,7 @@ def _check_card(folder: Path, card: dict[str, object]) -> None:
     except FileNotFoundError:
         write_atomically(file, (json.dumps(card, indent=1) + "\n").encode())
         return
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{named(file)} is damaged; remove the folder or name another one") from error
     if found != card:
         raise SettingError(f"{named(folder)} has images of another model or other settings; name another folder")
