@@ -169,9 +169,9 @@ def experiment(table: Table, data: str, name: str, scale: str, seed: int) -> Exp
         steps, probes = row.steps if scale != "smoke" else STEPS["smoke"] // 2, row.probes
     elif paper:
         length = recipe.training.epochs * row.longer
-        recipe, probes = change(recipe, {"training.epochs": length}), 1 if row.floor else 10
+        recipe, probes = change(recipe, {"training.epochs": length}), 10 if length else 1
     else:
-        recipe = change(recipe, table.reduced)
+        recipe = change(recipe, {} if row.preset else table.reduced)
         steps = STEPS[scale] * row.longer if recipe.training.epochs else 0
     recipe, side = _with_settings(recipe, table, data, scale), 128 if data.startswith("drawn:") else 256
     steps = 0 if "training.epochs" in table.settings else steps
