@@ -92,7 +92,9 @@ def _finish(figure: Figure, title: str, path: Path) -> None:
             shown.setdefault(name, handle)
     if shown:
         names, handles = list(shown), [*shown.values()]
-        figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 6), fontsize=8, frameon=False)
+        fitting = int(figure.get_figwidth() / (0.6 + 0.07 * max(map(len, names))))  # columns, by inches
+        columns = max(1, min(len(names), 6, fitting))
+        figure.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
     figure.suptitle(title, fontsize=11)
     save_figure(figure, path)
 
