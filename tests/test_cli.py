@@ -319,6 +319,9 @@ MISTAKES = [  # and the culprit that the sentence names
     (["bench", "run", "everything"], "everything"),
     (["bench", "report", "objectives", "--scale", "huge"], "huge"),
     (["bench", "plan", "objectives", "--class", "unicorn"], "unicorn"),
+    (["bench", "run"], "firm bench list"),
+    (["bench", "run", "objectives", "--row", "unicorn"], "'pixels, cosine'"),
+    (["bench", "list", "--results", __file__], "test_cli.py"),
     (["fetch", "cats-vs-dogs"], "cats-vs-dogs"),
 ]
 

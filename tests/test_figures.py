@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from PIL import Image
 
 from commands import run
+from firm.research import figures
 from firm.research.experiment import record_path
 from firm.research.figures import FIGURES, trained
 from firm.research.landscape import INLIERS, OUTLIERS, TEMPERATURE, configuration, landscape
@@ -137,6 +139,18 @@ def test_a_figure_of_runs_draws_what_there_is(name, tmp_path):
             record_path(tmp_path, experiment(TABLES[table], data, row, "smoke", 0)).unlink()
     (path,) = draw(tmp_path, seeds=[0, 1], **settings)
     assert colours(path) > 100
+
+
+def test_the_legend_names_what_any_of_the_axes_shows(tmp_path, monkeypatch):
+    """A row that has not run on the first data set is drawn on the second."""
+    drawn = []
+    monkeypatch.setattr(figures, "save_figure", lambda figure, _: drawn.append(figure))
+    craft(tmp_path, [0])
+    table = replace(TABLES["objectives"], data=["cifar10:horse", "fashion-mnist:sandal"])
+    record_path(tmp_path, experiment(table, "cifar10:horse", "rot-supcon", "smoke", 0)).unlink()
+    figures.draw_curves(table, "smoke", [0], tmp_path, tmp_path / "curves.png")
+    (legend,) = drawn[0].legends
+    assert "rot-supcon" in [text.get_text() for text in legend.get_texts()]
 
 
 def test_the_page_shows_every_figure_and_says_what_is_missing(tmp_path):

@@ -26,7 +26,7 @@ from firm.errors import DataError
 from firm.images.preprocess import fingerprint
 from firm.metrics.image import aulc, auroc
 from firm.networks.heads import build
-from firm.outliers.registry import Exposure
+from firm.outliers.registry import Exposure, Sia
 from firm.recipes.presets import FAST, INSPECT
 from firm.recipes.presets import recipe as recipe_named
 from firm.recipes.recipe import change
@@ -224,7 +224,8 @@ def test_a_record_that_is_not_this_runs_is_refused(root):
     whole = path.read_text()
     record = json.loads(whole)
     record["experiment"]["probes"] = 5
-    for damaged in (json.dumps(record), whole[:-20]):
+    foreign = ("[]", '"text"', "null", json.dumps({"experiment": one.content}))
+    for damaged in (json.dumps(record), whole[:-20], *foreign):
         path.write_text(damaged)
         with pytest.raises(DataError, match=one.key):
             read_record(root / "results", one)
@@ -411,6 +412,7 @@ def test_what_a_run_lacks_is_named(root):
     assert missing(replace(one, data="my_parts")) == "my_parts"
     assert missing(replace(one, data="drawn:plate")) == ""
     assert missing(tiny_plan(**{"outliers": Exposure(path="nowhere.npy")})[0]) == "nowhere.npy"
+    assert missing(tiny_plan(**{"outliers": Sia(folder="nowhere")})[0]) == "nowhere"
 
 
 def test_runs_of_other_code_are_confirmed_by_one_that_is_repeated(root):

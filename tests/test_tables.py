@@ -76,7 +76,7 @@ def test_every_method_that_is_here_has_its_cells_in_every_table():
                     if not source.row
                 }
     others = {"GOAD", "SSD", "Rot. Pred.", "DROC", "CSI", "Rot. + OE", "P-SVDD", "CutPaste", "NSA", "DRAEM", "DeSTSeg"}
-    assert foreign == others | {"DiffAD", "PatchCore", "RotNet", "DOCC", "U-Student"}
+    assert foreign == others | {"DiffAD", "RotNet", "DOCC", "U-Student"}
 
 
 def test_floors_stand_in_every_semantic_table_and_train_nothing():
@@ -105,6 +105,19 @@ def test_tables_on_patches_have_floors_on_the_same_test_images():
             assert experiment(TABLES[name], data, "pixels", "short", 0).key == shared[data]
 
 
+def test_what_is_not_trained_has_nothing_of_a_training():
+    """Settings of outliers reach trained rows alone; PatchCore stays the run of another table."""
+    images = {"outliers.folder": "sdas/{class}", "training.lr": 0.5}
+    table = narrowed(TABLES["mvtec"], [], images)
+    for row in ("pixels, cosine", "pixels, L2", "patchcore"):
+        asked = {experiment(one, "mvtec:screw", row, "short", 0).key for one in (TABLES["mvtec"], table)}
+        assert len(asked) == 1, row
+    assert experiment(table, "mvtec:screw", "firm", "short", 0).recipe.outliers.folder == "sdas/screw"
+    for settings in ({}, {"outliers": "sia"}):
+        mine = experiment(narrowed(TABLES["mvtec"], [], settings), "mvtec:screw", "patchcore", "short", 0)
+        assert mine.key == experiment(TABLES["pretrained"], "mvtec:screw", "patchcore", "short", 0).key
+
+
 def test_exposure_is_measured_only_where_its_pool_fits():
     table = TABLES["semantic"]
     assert "firm + OE (300K)" in rows_on(table, "cifar10:bird", "short")
@@ -117,10 +130,11 @@ def test_classes_and_settings_of_your_own_narrow_a_plan():
     assert {one.data for one in planned} == {"mvtec:screw", "mvtec:pill"}
     assert {(one.recipe.training.epochs, one.steps) for one in planned} == {(0, 0), (7, 0)}  # floors train nothing
     known = {one.key for one in plan(TABLES["mvtec"], "short", [0])}
-    pixels, encoders = ([one for one in planned if (one.recipe.features == "pixels") == it] for it in (True, False))
+    fixed = ("pixels", "backbone")
+    untrained, encoders = ([one for one in planned if (one.recipe.features in fixed) == it] for it in (True, False))
     assert {one.recipe.outliers.folder for one in encoders} == {"sia/screw", "sia/pill"}
     assert {one.key for one in encoders}.isdisjoint(known)
-    assert {one.key for one in pixels} <= known  # what only a training reads does not rename them
+    assert {one.key for one in untrained} <= known  # what only a training reads does not rename them
 
 
 def test_rows_of_your_own_choice_are_the_only_ones():

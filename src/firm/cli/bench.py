@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 RUNS = Path("results/runs")
 FORMATS = "md, tex, csv or html"
 EVERY_FIGURE = "figures"  # the name of them all
-Names = Annotated[list[str], Argument(metavar="TABLE...", help="Tables or figures, as `firm bench list` names them.")]
+Names = Annotated[
+    list[str] | None, Argument(metavar="TABLE", help="Tables or figures, as `firm bench list` names them.")
+]
 Scale = Annotated[str, Option(help="smoke, short or paper: how long each training is.")]
 Seeds = Annotated[int | None, Option(min=1, help="How many seeds, from 0. [default: 5 at paper scale, else 2]")]
 Classes = Annotated[list[str] | None, Option("--class", metavar="CLASS", help="Only this class; may be repeated.")]
@@ -67,13 +69,13 @@ def list_tables(scale: Scale = "short", seeds: Seeds = None, results: Results = 
     from firm.research.tables import TABLES, plan
 
     asked, counts = _asked(list(TABLES), scale, seeds, results), dict[str, list[int]]()
+    plans = {name: plan(table, scale, asked.seeds) for name, table in asked.tables.items()}
     print(f"{'at scale ' + scale:<24} {'done':>5} {'missing':>8} {'no data':>8}")
-    for name, table in asked.tables.items():
-        runs = plan(table, scale, asked.seeds)
+    for name, runs in plans.items():
         to_make = [run for run in runs if not record_path(results, run).exists()]
         without = sum(bool(missing(run)) for run in to_make)
         counts[name] = [len(runs) - len(to_make), len(to_make) - without, without]
-        print(_counted(name, counts[name], table.title))
+        print(_counted(name, counts[name], TABLES[name].title))
     for name, figure in FIGURES.items():
         of_runs = [sum(column) for column in zip(*(counts[table] for table in figure.tables), strict=True)]
         print(_counted(name, of_runs or ["-"] * 3, f"figure: {figure.title}"))
@@ -86,7 +88,7 @@ def _counted(name: str, counts: list[int] | list[str], title: str) -> str:
 
 @bench.command()
 def plan(
-    names: Names,
+    names: Names = None,
     scale: Scale = "smoke",
     seeds: Seeds = None,
     classes: Classes = None,
@@ -122,7 +124,7 @@ def plan(
 
 @bench.command()
 def run(
-    names: Names,
+    names: Names = None,
     scale: Scale = "smoke",
     seeds: Seeds = None,
     classes: Classes = None,
@@ -156,7 +158,7 @@ def run(
 
 @bench.command()
 def confirm(
-    names: Names,
+    names: Names = None,
     scale: Scale = "smoke",
     seeds: Seeds = None,
     classes: Classes = None,
@@ -182,7 +184,7 @@ def confirm(
 
 @bench.command()
 def report(
-    names: Names,
+    names: Names = None,
     scale: Scale = "smoke",
     seeds: Seeds = None,
     classes: Classes = None,
@@ -202,7 +204,7 @@ def report(
     options += [("--class", name) for name in classes or ()] + [("--row", name) for name in rows or ()]
     options += [("--set", setting) for setting in settings or ()]
     options += [("--results", results.as_posix())] if results != RUNS else []
-    words = [*names, *(str(word) for option in options for word in option)]
+    words = [*(names or ()), *(str(word) for option in options for word in option)]
     command = f"firm bench report {shlex.join(words)}"
     if out is None:
         print(markdown(_page(asked, command, None)), end="")
@@ -241,6 +243,7 @@ def _page(asked: _Asked, command: str, beside: Path | None) -> list[Block]:
     for figure in (FIGURES[name] for name in asked.figures):
         blocks += [f"## {figure.title}", figure.why]
         if beside is None:
+            blocks.append("Name a page with `--out` to have it drawn.")
             continue
         with reporting() as listener:
             files = figure.draw(
@@ -277,7 +280,7 @@ class _Asked:
 
 
 def _asked(
-    names: list[str],
+    names: list[str] | None,
     scale: str,
     seeds: int | None,
     results: Path,
@@ -290,6 +293,10 @@ def _asked(
     from firm.research.tables import TABLES, chosen, narrowed
 
     known = [*TABLES, *FIGURES, EVERY_FIGURE]
+    if not names:
+        raise SettingError("name a table or figure; `firm bench list` shows them")
+    if results.exists() and not results.is_dir():
+        raise SettingError(f"{results} is no folder; --results names the folder of the runs")
     if unknown := [name for name in names if name not in known]:
         raise SettingError(f"no table or figure {unknown[0]!r}; use one of {', '.join(known)}")
     changes = parse_settings(settings or ())
@@ -299,8 +306,8 @@ def _asked(
         raise SettingError(f"the figure {figures[0]} is drawn from whole tables; leave out --class, --row and --set")
     for row in rows or ():
         if not any(row in table.rows for table in tables.values()):
-            listed = ", ".join(dict.fromkeys(name for table in tables.values() for name in table.rows))
-            raise SettingError(f"{', '.join(tables)} has no row {row}; use one of {listed}")
+            listed = ", ".join(dict.fromkeys(repr(name) for table in tables.values() for name in table.rows))
+            raise SettingError(f"{', '.join(tables)} has no row {row!r}; use one of {listed}")
     for wanted in classes or ():
         if not any(chosen(narrowed(table, [wanted], {})) for table in tables.values()):
             listed = ", ".join(dict.fromkeys(data for table in tables.values() for data in table.data))

@@ -31,9 +31,10 @@ from firm.runtime.random import stream
 from firm.training.batches import steps_per_epoch
 from firm.training.feature_batches import STEPS
 from firm.training.loop import Training, start
-from firm.views.registry import PatchPairs
+from firm.views.registry import PatchPairs, SimCLR, Translation
 
 TIMED = 3  # steps, after one that warms up
+TIMED_BATCH = 64  # a larger one is taken to last longer in proportion
 TIMED_IMAGES = 16  # that a frozen backbone embeds
 VIEWS = 44  # of a test image that all scores embed: 4 rotations, and 10 crops of each
 TEST_IMAGES = 10_000  # of a whole semantic test
@@ -71,9 +72,11 @@ def _seconds(experiment: Experiment) -> float | None:
         return None
     steps = recipe.training.epochs * steps_per_epoch(count, recipe.outliers.per_inlier, recipe.training.batch)
     side = _side(recipe, experiment.data)
-    step, embed = step_seconds(recipe.encoder, recipe.training.batch, side)
-    if not isinstance(recipe.views, PatchPairs):
-        step += views_seconds(recipe, side)
+    batch = min(recipe.training.batch, TIMED_BATCH)
+    step, embed = step_seconds(recipe.encoder, batch, side)
+    if isinstance(recipe.views, SimCLR | Translation):
+        step += views_seconds(recipe.views, batch, side)
+    step *= recipe.training.batch / batch
     if experiment.protocol != "semantic":
         return (experiment.steps or steps) * step
     if recipe.features == "pixels":
@@ -121,11 +124,10 @@ def step_seconds(settings: Encoder, batch: int, side: int) -> tuple[float, float
 
 
 @cache
-def views_seconds(recipe: Recipe, side: int) -> float:
+def views_seconds(views: SimCLR | Translation, batch: int, side: int) -> float:
     """Seconds of the views of a batch; views of patches, and outliers, are not timed."""
-    shape = (recipe.training.batch, 3, side, side)
-    images = torch.randint(256, shape, dtype=torch.uint8, generator=stream(0, "pixels"))
-    return _timed(lambda: recipe.views(images, side, rng=stream(0, "views")))
+    images = torch.randint(256, (batch, 3, side, side), dtype=torch.uint8, generator=stream(0, "pixels"))
+    return _timed(lambda: views(images, side, rng=stream(0, "views")))
 
 
 def _embeddings(experiment: Experiment) -> dict[Embedding, float]:

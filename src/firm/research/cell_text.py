@@ -9,11 +9,11 @@ from scipy.special import stdtrit
 from firm.metrics.image import Interval, mean_std
 from firm.research.experiment import Record
 from firm.research.runner import is_outdated
+from firm.research.tables import NOT_TRAINED
 
 Runs = list[Record]  # of one row, one per seed
 CURVE = "s_con k=1"  # the score of learning curves
 CONFIDENCE = 0.95
-NOT_TRAINED = ("pixels", "backbone")  # features
 PROPERTIES = {"compactness": "compactness", "margin": "margin", "outlier spread": "outlier_spread"}
 
 

@@ -58,11 +58,13 @@ def read_record(folder: Path, experiment: Experiment) -> Record | None:
     """The record of a run, None if there is none; one that belongs to another experiment is refused."""
     path = record_path(folder, experiment)
     try:
-        record: Record = json.loads(path.read_text(encoding="utf-8"))
+        record: Any = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise DataError(f"{path} is not a readable record ({error}); remove it and run again") from error
-    if record.get("experiment") != experiment.content:
+    if not isinstance(record, dict) or not {"experiment", "recipe"} <= record.keys():
+        raise DataError(f"{path} is not a record of `firm bench`; remove it and run again")
+    if record["experiment"] != experiment.content:
         raise DataError(f"{path} was made with other settings than its name says; remove it and run again")
     return record

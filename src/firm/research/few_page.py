@@ -21,14 +21,21 @@ HEAD = (
 ALL = "all products"
 
 
-def few_blocks(_table: Table, by_data: dict[str, dict[str, Runs]]) -> list[Block]:
-    """Verdicts by number of good images, summed over seeds, for both ways of calibrating."""
-    every = {data: [run for runs in rows.values() for run in runs] for data, rows in by_data.items()}
-    several = {ALL: [run for runs in every.values() for run in runs]} if len(every) > 1 else {}
+def few_blocks(table: Table, by_data: dict[str, dict[str, Runs]]) -> list[Block]:
+    """Verdicts by number of good images, summed over seeds, for both ways of calibrating; floors by themselves."""
+    together = {row: [run for rows in by_data.values() for run in rows.get(row, [])] for row in table.rows}
     blocks = list[Block]()
-    for data, runs in {**several, **every}.items():
-        sizes = sorted({size for run in runs for size in run["final"]}, key=int)
-        lines = [[size, label(way, runs), *_cells(runs, size, way)] for size in sizes for way in WAYS]
+    for data, rows in {**({ALL: together} if len(by_data) > 1 else {}), **by_data}.items():
+        trained = [run for row, runs in rows.items() if not table.rows[row].floor for run in runs]
+        shown = {"": trained} | {f"{row}, ": runs for row, runs in rows.items() if table.rows[row].floor}
+        sizes = sorted({size for runs in shown.values() for run in runs for size in run["final"]}, key=int)
+        lines = [
+            [size, label(f"{row}{way}", runs), *_cells(runs, size, way)]
+            for size in sizes
+            for row, runs in shown.items()
+            for way in WAYS
+            if any(size in run["final"] for run in runs)
+        ]
         blocks += [f"### {data}", Grid(HEAD, lines) if lines else "Not run yet."]
     return blocks
 

@@ -62,7 +62,7 @@ def draw_curves(table: Table, scale: str, seeds: list[int], folder: Path, path: 
         place.set_title(data, fontsize=9)
         place.set_xlabel("steps" if semantic else "CPU minutes of training, one thread", fontsize=8)
     axes[0][0].set_ylabel(f"AUROC %, {CURVE}" if semantic else "image AUROC %", fontsize=8)
-    _finish(figure, axes[0][0], f"{table.title}, scale `{scale}`", path)
+    _finish(figure, f"{table.title}, scale {scale}", path)
 
 
 def _curve(run: Record, semantic: bool) -> tuple[list[float], list[float]]:
@@ -82,13 +82,19 @@ def _band(place: Axes, x: Sequence[Any] | Curves, curves: Curves, colour: str, l
         place.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0)
 
 
-def _finish(figure: Figure, first: Axes, title: str, path: Path) -> None:
+def _finish(figure: Figure, title: str, path: Path) -> None:
+    """One legend of all that any of the axes shows, a title, and the file."""
+    shown = dict[str, Any]()
     for place in figure.axes:
         place.tick_params(labelsize=7)
         place.grid(alpha=0.3)
-    handles, labels = first.get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), fontsize=8, frameon=False)
+        for handle, name in zip(*place.get_legend_handles_labels(), strict=True):
+            shown.setdefault(name, handle)
+    if shown:
+        names, handles = list(shown), [*shown.values()]
+        fitting = int(figure.get_figwidth() / (0.6 + 0.07 * max(map(len, names))))  # columns, by inches
+        columns = max(1, min(len(names), 6, fitting))
+        figure.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
     figure.suptitle(title, fontsize=11)
     save_figure(figure, path)
 
@@ -126,13 +132,13 @@ def draw_probes(
     axes = figure.subplots(len(measures), len(grouped), squeeze=False, sharex="col")
     for column, (data, by_seed) in zip(axes.T, grouped.items(), strict=True):
         classes = max(map(len, by_seed.values()))
-        column[0].set_title(f"{data}: {classes} classes, {len(by_seed)} seeds", fontsize=9)
+        column[0].set_title(f"{data}, classes: {classes}, seeds: {len(by_seed)}", fontsize=9)
         column[-1].set_xlabel("epochs", fontsize=8)
         for place, (measure, label) in zip(column, measures.items(), strict=True):
             place.set_ylabel(label, fontsize=8)
             for row in LABELS:
                 _draw_row(place, by_seed, row, measure)
-    _finish(figure, axes[0][0], f"{TABLES['objectives'].title}, scale `{scale}`", path)
+    _finish(figure, f"{TABLES['objectives'].title}, scale {scale}", path)
     return [path]
 
 
@@ -195,7 +201,7 @@ def draw_sweeps(out: Path, *, scale: str, seeds: list[int], folder: Path, listen
         place.set_title(f"({letter}) {SWEEPS[sweep]}, {norm}", fontsize=9)
         place.set_xticks(range(len(ticks)), ticks)
     axes[0].set_ylabel("AUROC %, k=1", fontsize=8)
-    _finish(figure, axes[0], f"FIRM on {', '.join(classes)}, scale `{scale}`", path)
+    _finish(figure, f"FIRM on {', '.join(classes)}, scale {scale}", path)
     return [path]
 
 

@@ -34,7 +34,7 @@ SCALES = {
 }
 FULL = "Our recipe at its full length; nothing of it is the paper's protocol."
 OURS = "Our recipe at its full length, not the paper's protocol."
-PAPERS = "The paper's protocol as its text gives it."
+PAPERS = "**Closest to the paper**: its protocol as its text gives it."
 SILENT = "Where the paper is silent (docs/paper.md, ambiguities):"
 CLOSEST = "**Closest to the paper**; this differs from its protocol:"
 WHERE_KNOWN = ("best probe", "synthetic, image", "synthetic, pixel", *PROPERTIES)  # columns of patches
@@ -52,10 +52,9 @@ def page(
 ) -> list[Block]:
     """A page with these tables; `command` wrote it, and `pictures` are beside it, by the name of the table."""
     records = {name: stored_runs(table, scale, seeds, folder) for name, table in tables.items()}
-    closest = (
-        ", closest to the paper" if scale == "paper" and any(table.differences for table in tables.values()) else ""
-    )
-    blocks: list[Block] = [f"# {'; '.join(table.title for table in tables.values())}{closest}"]
+    closest = scale == "paper" and any(table.differences is not None for table in tables.values())
+    titles = "; ".join(table.title for table in tables.values())
+    blocks: list[Block] = [f"# {titles}{', closest to the paper' if closest else ''}"]
     blocks.append(f"Written by `{command}`; `firm bench run` makes the missing runs first.")
     blocks += [stored("legends")[protocol] for protocol in dict.fromkeys(table.protocol for table in tables.values())]
     for name, table in tables.items():

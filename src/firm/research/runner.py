@@ -160,8 +160,11 @@ def missing(experiment: Experiment) -> str:
             pool_named(outliers.path)
         except DataError:
             return outliers.path or "an exposure pool"
-    if isinstance(outliers, Sia) and not outliers.folder and experiment.recipe.training.epochs:
-        return "" if find_spec("diffusers") else "the package diffusers"
+    if isinstance(outliers, Sia) and experiment.recipe.training.epochs:
+        if outliers.folder:
+            return "" if Path(outliers.folder).is_dir() else outliers.folder
+        if not find_spec("diffusers"):
+            return "the package diffusers"
     return weights if weights in FACTS and not installed(weights) else ""
 
 

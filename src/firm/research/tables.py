@@ -28,7 +28,8 @@ EPOCHS = {  # of a reduced semantic training, 1 elsewhere: 4,500 steps on Fashio
 }
 # of a reduced semantic training, chosen on held-out training images (docs/results/README.md)
 SHORT = {"training.stratified": True, "training.lr": 0.1, "views.jitter.hue": 0.1}
-OF_TRAINING = ("training", "positives", "outliers", "views")  # settings that plain pixels have nothing of
+OF_TRAINING = ("training", "positives", "outliers", "views")  # settings that features not trained have nothing of
+NOT_TRAINED = ("pixels", "backbone")  # features
 TEST_IMAGES = {"smoke": 200, "short": 2000, "paper": 0}  # of a semantic test; 0: all of it
 
 
@@ -169,11 +170,12 @@ def experiment(table: Table, data: str, name: str, scale: str, seed: int) -> Exp
         steps, probes = row.steps if scale != "smoke" else STEPS["smoke"] // 2, row.probes
     elif paper:
         length = recipe.training.epochs * row.longer
-        recipe, probes = change(recipe, {"training.epochs": length}), 1 if row.floor else 10
+        recipe, probes = change(recipe, {"training.epochs": length}), 10 if length else 1
     else:
-        recipe = change(recipe, table.reduced)
+        recipe = change(recipe, {} if row.preset else table.reduced)
         steps = STEPS[scale] * row.longer if recipe.training.epochs else 0
-    recipe, side = _with_settings(recipe, table, data, scale), 128 if data.startswith("drawn:") else 256
+    settled = replace(table, along={}) if row.preset else table  # what comes along is for the table's own preset
+    recipe, side = _with_settings(recipe, settled, data, scale), 128 if data.startswith("drawn:") else 256
     steps = 0 if "training.epochs" in table.settings else steps
     variants = {way: how for way, how in row.variants.items() if way not in row.without.get(data, ())}
     return made(recipe=recipe, probes=probes, steps=steps, side=side, variants=variants, keep_back=row.keep_back)
@@ -193,7 +195,7 @@ def _with_settings(recipe: Recipe, table: Table, data: str, scale: str) -> Recip
     settings = {path: v.replace("{class}", name) if isinstance(v, str) else v for path, v in table.settings.items()}
     along = [row for setting, row in table.along.items() if setting.partition("=")[::2] in settings.items()]
     for changes in (*(row.changes | row.on.get(data, {}) for row in along), settings):
-        if recipe.features == "pixels":
+        if recipe.features in NOT_TRAINED:
             changes = {path: value for path, value in changes.items() if path.partition(".")[0] not in OF_TRAINING}
         if not recipe.training.epochs:
             changes = {path: value for path, value in changes.items() if path != "training.epochs"}
