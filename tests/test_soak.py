@@ -21,16 +21,16 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads resident memory from /proc"),
 ]
 
-IMAGES, DRAWN = 2_000, 50  # files, and different pictures among them
+IMAGES, DRAWN, SIDE = 2_000, 50, 72  # files, different pictures among them, px
 GROWTH = 1.05
-FIT = ("--preset=wavelets", "--set=training.epochs=1", "--set=size=64", "--quiet")
+FIT = ("--preset=wavelets", "--set=training.epochs=1", f"--set=size={SIDE}", "--quiet", "--threads=1")
 
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A detector of small drawn parts, `part.firm`, and files to inspect, `new`."""
     place = tmp_path_factory.mktemp("soak")
-    write_folder(place / "plates", "plate", size=64, train=24, good=DRAWN, bad=0)
+    write_folder(place / "plates", "plate", size=SIDE, train=24, good=DRAWN, bad=0)
     assert firm(place, "fit", "plates", "--out", "part.firm", *FIT).wait() == 0
     (place / "new").mkdir()
     pictures = sorted((place / "plates" / "test" / "good").iterdir())
