@@ -61,7 +61,12 @@ class Curve:
     def table(self) -> str:
         lines = ["| " + " | ".join(self.head) + " |", "|" + " --- |" * len(self.head)]
         lines += [
-            "| " + " | ".join([f"{row[0]:,.0f}", *(f"{value:.3g}" for value in row[1:])]) + " |" for row in self.rows
+            "| "
+            + " | ".join(
+                [f"{row[0]:,.0f}", *(f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in row[1:])]
+            )
+            + " |"
+            for row in self.rows
         ]
         return "\n".join([f"## {self.title}", "", *lines])
 
@@ -160,7 +165,10 @@ def draw(curves: list[Curve], path: Path) -> None:
         for at, name in enumerate(curve.head):
             if "ms" in name:
                 axes.plot([row[0] for row in curve.rows], [row[at] for row in curve.rows], "o-", label=name)
-        axes.set(xscale="log", yscale="log", xlabel=curve.head[0], title=curve.title)
+        sizes, top = [row[0] for row in curve.rows], max(max(row[1:]) for row in curve.rows)
+        axes.set(xscale="log", yscale="log", xlabel=curve.head[0], title=curve.title, ylim=(1, 3 * top))
+        axes.set_xticks(sizes, [f"{size:.0f}" if size < 10_000 else f"{size:.0e}" for size in sizes], fontsize=7)
+        axes.minorticks_off()
         axes.legend(fontsize=7)
         axes.grid(alpha=0.3)
     figure.tight_layout()
