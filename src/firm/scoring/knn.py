@@ -16,6 +16,7 @@ from firm.errors import SettingError
 
 CHUNK = 2**22  # similarities held at once: 16 MB; fewer cost speed in the product, more in the top k
 BLOCK, KEYS = 1024, 512  # queries and keys of one matrix product of `largest_products`: 2 MB of products
+MOST = 0.8  # of the blocks of a step, above which to leave some out costs more than it saves
 BLOCKS, LONGER = 128, 1.5  # blocks of one step of a plan, and how many times as long as the first the last may be
 
 
@@ -166,13 +167,10 @@ def largest_products(
     for number, step in enumerate(plan.steps):
         section = table[at : at + step.near.numel()].unflatten(0, step.near.shape)
         at += step.near.numel()
-        if needed is not None and not bool(needed[step.near].any()):
-            continue
         length, asked_each = step.rows.shape[1], step.near.shape[1] * images
         at_once = max(1, BLOCK * KEYS // (asked_each * max(length, dim)))
         buffer = queries.new_empty(min(at_once, len(step.rows)), asked_each, length)
-        for begin in range(0, len(step.rows), at_once):
-            part = slice(begin, begin + at_once)
+        for part in _parts(step, at_once, needed):
             near, rows, repeated = (each[part].to(queries.device) for each in (step.near, step.rows, step.repeated))
             # whole cells at a time: indexing would copy number by number
             asked = queries.index_select(0, near.flatten()).view(len(near), asked_each, dim)
@@ -187,6 +185,16 @@ def largest_products(
             section[part, ..., : min(k, length)] = _largest(products.flatten(0, 1), k).unflatten(0, near.shape)
     found = table.index_select(0, plan.found.flatten().to(table.device)).unflatten(0, (cells, -1))
     return found.amax(1) if k == 1 else found.transpose(1, 2).flatten(2).topk(k, dim=2).values
+
+
+def _parts(
+    step: SearchStep, at_once: int, needed: Bool[Tensor, " cells"] | None
+) -> list[slice] | tuple[Int[Tensor, " blocks"], ...]:
+    """The blocks of a step, some at once: those with cells that are needed, or all if these are most of them."""
+    blocks = None if needed is None else needed[step.near].any(1).nonzero().squeeze(1)
+    if blocks is None or len(blocks) > MOST * len(step.near):
+        return [slice(begin, begin + at_once) for begin in range(0, len(step.near), at_once)]
+    return blocks.split(at_once) if len(blocks) else ()
 
 
 def _of_all(
