@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -18,7 +19,7 @@ from firm.deploy import image_steps as steps
 from firm.deploy.firm_runtime import regions_of
 from firm.drawn.render import draw_dataset
 from firm.errors import ImageError
-from firm.images.alignment import Conditioning
+from firm.images.alignment import Conditioning, alignment
 from firm.images.decode import decode
 from firm.images.foreground import CHANNELS, METHODS, POLARITIES, Rule, foreground
 from firm.images.preprocess import resize, to_tensor
@@ -77,6 +78,17 @@ def test_alignment_moves_pixels_masks_and_maps_as_firm_does(parts: torch.Tensor)
     expected = aligned.back(heat).numpy()
     found = [steps.warped_back(each, frame) for each, frame in zip(heat.numpy(), aligned.frames.numpy(), strict=True)]
     assert np.allclose(np.stack(found), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("angle", [0, 30, 90])
+def test_rounding_does_not_turn_a_symmetric_object(angle):
+    """Moved by whole pixels it keeps its direction, in a detector as in an export."""
+    mask = np.zeros((96, 96), np.uint8)
+    cv2.ellipse(mask, (48, 48), (30, 9), angle, 0, 360, 1, -1)
+    mask |= mask[::-1, ::-1]
+    masks = [np.roll(mask, shift, (0, 1)) > 0 for shift in ((0, 0), (5, 2), (-7, 3), (11, -4))]
+    turns = np.array([frame(mask)[:, :2] for mask in masks for frame in (alignment, steps.alignment)])
+    np.testing.assert_allclose(turns, np.broadcast_to(turns[0], turns.shape), atol=1e-12)
 
 
 @each("how", ["none", "median", "local"])

@@ -80,6 +80,11 @@ def test_resize_does_not_depend_on_its_company(monkeypatch):
     assert torch.equal(resize(same, 16), same)
 
 
+def test_a_grey_image_resized_has_the_same_three_channels_as_its_one():
+    one = random_images(3, 1, 20, 30)
+    assert torch.equal(resize(one.repeat(1, 3, 1, 1), 16), resize(one, 16).expand(-1, 3, -1, -1))
+
+
 def test_runs_cover_every_image_once():
     for batch in (torch.empty(5, 3, 4000, 3000, dtype=torch.uint8), torch.empty(0, 3, 8, 8, dtype=torch.uint8)):
         covered = [i for run in images.runs_of(batch) for i in range(len(batch))[run]]

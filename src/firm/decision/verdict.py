@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from firm.decision.regions import candidates
@@ -131,9 +131,8 @@ def figure_of(verdict: Verdict, shown: Shown) -> Figure:
 
 def marked(heat: Float[Any, "r c"], threshold: float) -> Bool[Any, "r c"]:
     """The pixels of all regions of a map."""
-    _, labels = cv2.connectedComponents(candidates(heat, threshold).astype(np.uint8), connectivity=8)
-    region = np.unique(labels[heat > threshold])
-    return np.asarray(np.isin(labels, region[region > 0]))
+    labels, _, kept = _components(heat, threshold)
+    return np.asarray(kept[labels])
 
 
 def regions_of(heat: Float[Tensor, "r c"], threshold: float, height: int, width: int) -> tuple[Region, ...]:
@@ -142,10 +141,9 @@ def regions_of(heat: Float[Tensor, "r c"], threshold: float, height: int, width:
         raise ModelFileError("a heat map is not finite, so nothing can be located; fit the detector again")
     values = heat.cpu().numpy()
     rows, columns = values.shape
-    above = marked(values, threshold).astype(np.uint8)
-    count, labels, stats, _ = cv2.connectedComponentsWithStats(above, connectivity=8)
+    labels, stats, kept = _components(values, threshold)
     regions = []
-    for number in range(1, count):
+    for number in np.flatnonzero(kept):
         left, top, wide, tall, area = (int(value) for value in stats[number])
         inside = labels[top : top + tall, left : left + wide] == number
         peak = float(values[top : top + tall, left : left + wide][inside].max())
@@ -153,6 +151,20 @@ def regions_of(heat: Float[Tensor, "r c"], threshold: float, height: int, width:
         scaled = max(1, (2 * area * height * width + rows * columns) // (2 * rows * columns))
         regions.append(Region((down[0], across[0], down[1], across[1]), scaled, peak))
     return tuple(sorted(regions, key=lambda region: (-region.peak, region.box)))
+
+
+def _components(
+    heat: Float[Any, "r c"], threshold: float
+) -> tuple[Int[Any, "r c"], Int[Any, "parts 5"], Bool[Any, " parts"]]:
+    """The connected parts of what is no halo: the number of each pixel's, their extents, and which are regions."""
+    hot = heat > threshold
+    if not hot.any():  # of most good images
+        return np.zeros(heat.shape, np.int32), np.zeros((1, 5), np.int32), np.zeros(1, bool)
+    count, labels, stats, _ = cv2.connectedComponentsWithStats(candidates(heat, threshold).astype(np.uint8))
+    kept = np.zeros(count, bool)
+    kept[labels[hot]] = True
+    kept[0] = False  # the halo
+    return labels, stats, kept
 
 
 def _spread(begin: int, end: int, cells: int, pixels: int) -> tuple[int, int]:

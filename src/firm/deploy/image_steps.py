@@ -260,7 +260,8 @@ def alignment(mask: Array) -> Array:
     points = np.stack([x, y], axis=1).astype(np.float64)
     centre = points.mean(axis=0)
     axis = np.linalg.eigh(np.cov((points - centre).T) if len(points) > 1 else np.eye(2))[1][:, 1]
-    if float((((points - centre) @ axis) ** 3).mean()) < 0:
+    across, down = axis
+    if third_moments(x, y) @ (across**3, 3 * across**2 * down, 3 * across * down**2, down**3) < 0:
         axis = -axis
     turn = np.array([axis, [-axis[1], axis[0]]])
     turned = (points - centre) @ turn.T
@@ -268,6 +269,20 @@ def alignment(mask: Array) -> Array:
     middle = (turned.min(axis=0) + turned.max(axis=0)) / 2
     shift = np.array([(width - 1) / 2, (height - 1) / 2]) - middle - turn @ centre
     return np.column_stack([turn, shift])
+
+
+def third_moments(x: Array, y: Array) -> Array:
+    """The sums of xxx, xxy, xyy and yyy about the centre, of whole numbers: exactly zero if points are symmetric."""
+    powers = [(p, q) for p in range(4) for q in range(4 - p)]
+    m = {power: int((x ** power[0] * y ** power[1]).sum()) for power in powers}
+    n, a, b = m[0, 0], m[1, 0], m[0, 1]
+    sums = (
+        n * n * m[3, 0] - 3 * n * a * m[2, 0] + 2 * a**3,
+        n * n * m[2, 1] - 2 * n * a * m[1, 1] - n * b * m[2, 0] + 2 * a * a * b,
+        n * n * m[1, 2] - 2 * n * b * m[1, 1] - n * a * m[0, 2] + 2 * a * b * b,
+        n * n * m[0, 3] - 3 * n * b * m[0, 2] + 2 * b**3,
+    )
+    return np.array(sums, float) / n**2
 
 
 def inverse(frame: Array) -> Array:

@@ -29,6 +29,7 @@ Images = UInt8[Tensor, "n c h w"]
 Masks = Bool[Tensor, "n h w"]
 Picture = npt.NDArray[np.uint8]  # h, w, c
 Plane = npt.NDArray[np.float32]
+Vector = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.float64]  # 2, 3: from the image to its aligned frame
 
 
@@ -144,13 +145,14 @@ def even_illumination(picture: Picture, illumination: str) -> Picture:
 def alignment(mask: npt.NDArray[np.bool_]) -> Matrix:
     """The matrix that turns the largest object's long axis horizontal, its heavier end to one side, and centres it."""
     height, width = mask.shape
-    points = _largest_object(mask)
-    centre = points.mean(axis=0)
-    axis = np.linalg.eigh(np.cov((points - centre).T) if len(points) > 1 else np.eye(2))[1][:, 1]
-    if float((((points - centre) @ axis) ** 3).mean()) < 0:  # ambiguous for symmetric objects
+    shape = _largest_object(mask)
+    count, centre, second, third = _moments(shape)
+    axis = np.linalg.eigh(second if count > 1 else np.eye(2))[1][:, 1]
+    x, y = axis
+    if third @ (x**3, 3 * x * x * y, 3 * x * y * y, y**3) < 0:  # ambiguous for symmetric objects
         axis = -axis
     turn = np.array([axis, [-axis[1], axis[0]]])
-    turned = (points - centre) @ turn.T
+    turned = (_row_ends(shape) - centre) @ turn.T
     middle = (turned.min(axis=0) + turned.max(axis=0)) / 2
     shift = np.array([(width - 1) / 2, (height - 1) / 2]) - middle - turn @ centre
     return np.column_stack([turn, shift])
@@ -160,8 +162,8 @@ def elongation(masks: Bool[Tensor, "n h w"]) -> float:
     """Median ratio of the objects' long to short axis."""
     ratios = []
     for mask in masks.cpu().numpy():
-        points = _largest_object(mask)
-        spread = np.linalg.eigvalsh(np.cov(*points.T) if len(points) > 2 else np.eye(2))
+        count, _, second, _ = _moments(_largest_object(mask))
+        spread = np.linalg.eigvalsh(second / (count - 1) if count > 2 else np.eye(2))
         ratios.append(float(np.sqrt(spread[1] / max(spread[0], 1e-9))))
     return float(np.median(ratios)) if ratios else 1.0
 
@@ -171,12 +173,37 @@ def has_direction(masks: Bool[Tensor, "n h w"]) -> bool:
     return elongation(masks[:: max(1, len(masks) // SAMPLE)]) >= LONG
 
 
-def _largest_object(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
-    """The points (x, y) of the largest object; all points of an empty mask."""
+def _largest_object(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+    """1 in the largest object; everywhere if the mask is empty."""
     count, labels, facts, _ = cv2.connectedComponentsWithStats(mask.astype(np.uint8), connectivity=8)
-    largest = labels == 1 + int(np.argmax(facts[1:, cv2.CC_STAT_AREA])) if count > 1 else np.ones_like(mask)
-    y, x = np.nonzero(largest)
-    return np.stack([x, y], axis=1).astype(np.float64)
+    if count < 2:
+        return np.ones(mask.shape, np.uint8)
+    return (labels == 1 + int(np.argmax(facts[1:, cv2.CC_STAT_AREA]))).astype(np.uint8)
+
+
+def _moments(shape: npt.NDArray[np.uint8]) -> tuple[int, Vector, Vector, Vector]:
+    """Pixels, their centre (x, y), and the sums of second (2, 2) and third powers (xxx, xxy, xyy, yyy) about it.
+
+    Of whole numbers, so that a symmetric object has a third moment of exactly zero.
+    """
+    raw = {name: round(value) for name, value in cv2.moments(shape, binaryImage=True).items() if name[0] == "m"}
+    n, x, y = raw["m00"], raw["m10"], raw["m01"]
+    xx, xy, yy = raw["m20"], raw["m11"], raw["m02"]
+    second = [[n * xx - x * x, n * xy - x * y], [n * xy - x * y, n * yy - y * y]]
+    third = [
+        n * n * raw["m30"] - 3 * n * x * xx + 2 * x**3,
+        n * n * raw["m21"] - 2 * n * x * xy - n * y * xx + 2 * x * x * y,
+        n * n * raw["m12"] - 2 * n * y * xy - n * x * yy + 2 * x * y * y,
+        n * n * raw["m03"] - 3 * n * y * yy + 2 * y**3,
+    ]
+    return n, np.array([x, y]) / n, np.array(second, float) / n, np.array(third, float) / n**2
+
+
+def _row_ends(shape: npt.NDArray[np.uint8]) -> Vector:
+    """The first and the last pixel (x, y) of every row of an object: its extremes in any direction are among them."""
+    rows = np.flatnonzero(shape.any(axis=1))
+    first, last = shape[rows].argmax(axis=1), shape.shape[1] - 1 - shape[rows, ::-1].argmax(axis=1)
+    return np.column_stack([np.concatenate([first, last]), np.concatenate([rows, rows])]).astype(np.float64)
 
 
 def _warped(

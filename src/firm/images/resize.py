@@ -28,8 +28,14 @@ def resize(images: UInt8[Tensor, "n c h w"], size: Size) -> UInt8[Tensor, "n c a
         return images
     resized = images.new_empty(*images.shape[:2], *sides)
     for run in runs_of(images):
-        resized[run] = resample(images[run].float(), sides).round().clamp(0, 255).to(torch.uint8)
+        part = images[run]
+        channels = part[:, :1] if _is_grey(part) else part  # of three equal channels one, which is written to all
+        resized[run] = resample(channels.float(), sides).round().clamp(0, 255).to(torch.uint8)
     return resized
+
+
+def _is_grey(images: UInt8[Tensor, "n c h w"]) -> bool:
+    return all(torch.equal(images[:, 0], channel) for channel in images.unbind(1)[1:])
 
 
 def resize_mask(mask: Bool[np.ndarray, "h w"], size: Size) -> Bool[Tensor, "a b"]:

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
@@ -15,6 +16,8 @@ from firm.errors import SettingError
 
 CHUNK = 2**22  # similarities held at once: 16 MB; fewer cost speed in the product, more in the top k
 BLOCK, KEYS = 1024, 512  # queries and keys of one matrix product of `largest_products`: 2 MB of products
+MOST = 0.8  # of the blocks of a step, above which to leave some out costs more than it saves
+BLOCKS, LONGER = 128, 1.5  # blocks of one step of a plan, and how many times as long as the first the last may be
 
 
 def unit(embeddings: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
@@ -41,10 +44,10 @@ def nearest(queries: Float[Tensor, "n d"], bank: Float[Tensor, "m d"], k: int) -
 
 @dataclass(frozen=True)
 class SearchStep:
-    """Blocks of equally many keys, and the cells whose queries are compared with each of them: equal products."""
+    """Blocks of about equally many keys, and the cells whose queries are compared with each of them: equal products."""
 
-    starts: list[int]  # the first row of each block
-    length: int
+    rows: Int[Tensor, "blocks l"]  # the keys of each block; a shorter one repeats its last
+    repeated: Bool[Tensor, "blocks l"]
     near: Int[Tensor, "blocks w"]  # padded with cell 0
 
 
@@ -60,6 +63,10 @@ class SearchPlan:
         """The most cells that are compared with one block."""
         return max(step.near.shape[1] for step in self.steps)
 
+    def packed(self, keys: Float[Tensor, "m e"]) -> list[Float[Tensor, "_ e _"]]:
+        """The keys of every step as its products want them: a copy that searches of single images repay."""
+        return [_blocks_of(keys, step.rows).contiguous() for step in self.steps]
+
 
 def search_plan(
     cell: Int[Tensor, " m"], shape: tuple[int, int], radius: int, k: int, owner: Int[Tensor, " m"] | None = None
@@ -74,22 +81,44 @@ def search_plan(
     cells, each = cell.unique_consecutive(return_counts=True)
     ends = each.cumsum(0).tolist()
     radii = search_radii(cell, shape, radius, k, owner).numpy()
-    row, column = np.indices(shape)
-    alike: dict[int, list[tuple[int, Tensor]]] = {}  # by the number of keys
+    blocks: list[tuple[int, int, Tensor]] = []  # keys, the first of them, cells
     for at, begin, end in zip(cells.tolist(), [0, *ends], ends, strict=False):
-        at_row, at_column = divmod(at, shape[1])
-        near = torch.from_numpy(np.flatnonzero(np.maximum(abs(row - at_row), abs(column - at_column)) <= radii))
-        for rows in _blocks(begin, end):
-            alike.setdefault(rows.stop - rows.start, []).append((rows.start, near))
-    padded = [pad_sequence([near for _, near in blocks], True, -1) for blocks in alike.values()]
-    places = torch.cat([near.flatten() for near in padded])
+        near = _cells_near(at, radii)
+        blocks += [(rows.stop - rows.start, rows.start, near) for rows in _blocks(begin, end)]
+    steps = [_step(alike) for alike in _alike(sorted(blocks, key=lambda block: block[:2]))]
+    places = torch.cat([step.near.flatten() for step in steps])
     found = places.argsort(stable=True)[int((places < 0).sum()) :]
     views = places.clamp(min=-1).add(1).bincount(minlength=count + 1)[1:].tolist()
-    steps = [
-        SearchStep([start for start, _ in blocks], length, near.clamp(min=0))
-        for (length, blocks), near in zip(alike.items(), padded, strict=True)
-    ]
+    steps = [replace(step, near=step.near.clamp(min=0)) for step in steps]
     return SearchPlan(steps, pad_sequence(found.split(views), True, len(places)))
+
+
+def _cells_near(at: int, radii: npt.NDArray[np.int64]) -> Int[Tensor, " w"]:
+    """The cells that are compared with the keys of this one."""
+    row, column = divmod(at, radii.shape[1])
+    most = int(radii.max())
+    top, left = max(0, row - most), max(0, column - most)
+    part = radii[top : row + most + 1, left : column + most + 1]
+    down, across = np.indices(part.shape)
+    near = np.maximum(abs(down + top - row), abs(across + left - column)) <= part
+    return torch.from_numpy(((down + top) * radii.shape[1] + across + left)[near])
+
+
+def _alike(blocks: list[tuple[int, int, Tensor]]) -> Iterator[list[tuple[int, int, Tensor]]]:
+    """Runs of blocks, given in the order of their lengths, that differ little in length."""
+    begin = 0
+    for at, (length, _, _) in enumerate(blocks):
+        if at - begin >= BLOCKS or length > LONGER * blocks[begin][0] + LONGER:
+            yield blocks[begin:at]
+            begin = at
+    yield blocks[begin:]
+
+
+def _step(blocks: list[tuple[int, int, Tensor]]) -> SearchStep:
+    lengths, starts = (torch.tensor(values)[:, None] for values in list(zip(*blocks, strict=True))[:2])
+    order = torch.arange(int(lengths.max()))
+    near = pad_sequence([near for _, _, near in blocks], True, -1)
+    return SearchStep(starts + order.minimum(lengths - 1), order >= lengths, near)
 
 
 def search_radii(
@@ -122,42 +151,50 @@ def largest_products(
     k: int,
     owners: tuple[Int[Tensor, " n"], Int[Tensor, " m"]] | None = None,
     needed: Bool[Tensor, " cells"] | None = None,
+    packed: list[Float[Tensor, "_ e _"]] | None = None,
 ) -> Float[Tensor, "cells n k"]:
     """The k largest products of every query with the keys its cell is compared with.
 
     With `owners` (of the images, of the keys) an image is compared only with keys of other owners. Of cells that are
     not `needed` the products may be minus infinity. Queries are ordered by cell, so that what a key is compared with is
-    gathered in few, long pieces.
+    gathered in few, long pieces. `packed` are the keys as the plan packs them.
     """
     if plan is None:
         return _of_all(keys, queries, k, owners)
     (cells, images, dim), at = queries.shape, 0
     places = sum(step.near.numel() for step in plan.steps)
     table = queries.new_full((places + 1, images, k), -math.inf)
-    for step in plan.steps:
+    for number, step in enumerate(plan.steps):
         section = table[at : at + step.near.numel()].unflatten(0, step.near.shape)
         at += step.near.numel()
-        blocks = list(range(len(step.near)))
-        if needed is not None:
-            blocks = needed[step.near].any(1).nonzero().squeeze(1).tolist()
-        asked_each = step.near.shape[1] * images
-        at_once = max(1, BLOCK * KEYS // (asked_each * max(step.length, dim)))
-        near, all_starts = step.near[blocks].to(queries.device), [step.starts[block] for block in blocks]
-        buffer = queries.new_empty(min(at_once, len(near)), asked_each, step.length)
-        for begin in range(0, len(near), at_once):
-            part, starts = near[begin : begin + at_once], all_starts[begin : begin + at_once]
+        length, asked_each = step.rows.shape[1], step.near.shape[1] * images
+        at_once = max(1, BLOCK * KEYS // (asked_each * max(length, dim)))
+        buffer = queries.new_empty(min(at_once, len(step.rows)), asked_each, length)
+        for part in _parts(step, at_once, needed):
+            near, rows, repeated = (each[part].to(queries.device) for each in (step.near, step.rows, step.repeated))
             # whole cells at a time: indexing would copy number by number
-            asked = queries.index_select(0, part.flatten()).view(len(part), asked_each, dim)
-            products = torch.bmm(asked, _rows(keys, starts, step.length).mT, out=buffer[: len(part)])
-            products = products.view(*part.shape, images, step.length)
+            asked = queries.index_select(0, near.flatten()).view(len(near), asked_each, dim)
+            block = _blocks_of(keys, rows) if packed is None else packed[number][part]
+            products = torch.bmm(asked, block, out=buffer[: len(near)]).view(*near.shape, images, length)
+            if k > 1:
+                products.masked_fill_(repeated[:, None, None], -math.inf)
             if owners is not None:
-                own = owners[0][:, None] == _rows(owners[1], starts, step.length)[:, None]
-                block, image, key = own.nonzero().T
-                products[block, :, image, key] = -math.inf  # few: a mask would be as large as the products
-            largest = _largest(products.flatten(0, 1), k)
-            section[blocks[begin : begin + at_once], ..., : largest.shape[2]] = largest.unflatten(0, part.shape)
+                own = owners[0][:, None] == owners[1][rows][:, None]
+                block_at, image, key = own.nonzero().T
+                products[block_at, :, image, key] = -math.inf  # few: a mask would be as large as the products
+            section[part, ..., : min(k, length)] = _largest(products.flatten(0, 1), k).unflatten(0, near.shape)
     found = table.index_select(0, plan.found.flatten().to(table.device)).unflatten(0, (cells, -1))
     return found.amax(1) if k == 1 else found.transpose(1, 2).flatten(2).topk(k, dim=2).values
+
+
+def _parts(
+    step: SearchStep, at_once: int, needed: Bool[Tensor, " cells"] | None
+) -> list[slice] | tuple[Int[Tensor, " blocks"], ...]:
+    """The blocks of a step, some at once: those with cells that are needed, or all if these are most of them."""
+    blocks = None if needed is None else needed[step.near].any(1).nonzero().squeeze(1)
+    if blocks is None or len(blocks) > MOST * len(step.near):
+        return [slice(begin, begin + at_once) for begin in range(0, len(step.near), at_once)]
+    return blocks.split(at_once) if len(blocks) else ()
 
 
 def _of_all(
@@ -189,14 +226,14 @@ def _largest(products: Float[Tensor, "c n m"], k: int) -> Float[Tensor, "c n j"]
     return products.amax(2, keepdim=True) if k == 1 else products.topk(min(k, products.shape[2]), dim=2).values
 
 
-def _rows(values: Shaped[Tensor, "m *e"], starts: list[int], length: int) -> Shaped[Tensor, "blocks {length} *e"]:
-    """So many rows from each start on: a view where the starts are equally far apart, else a copy."""
-    gap = starts[1] - starts[0] if len(starts) > 1 else length
-    if starts == list(range(starts[0], starts[0] + gap * len(starts), gap)):
-        sides, strides = values.shape[1:], values.stride()
-        return values[starts[0] :].as_strided((len(starts), length, *sides), (gap * strides[0], *strides))
-    rows = torch.tensor(starts, device=values.device)[:, None] + torch.arange(length, device=values.device)
-    return values.index_select(0, rows.flatten()).unflatten(0, rows.shape)
+def _blocks_of(keys: Float[Tensor, "m e"], rows: Int[Tensor, "blocks l"]) -> Float[Tensor, "blocks e l"]:
+    """These rows of keys, side by side: a view where they are equally far apart, else a copy."""
+    starts, length = rows[:, 0], rows.shape[1]
+    gap = int(starts[1] - starts[0]) if len(starts) > 1 else length
+    if bool((starts.diff() == gap).all()) and bool((rows[:, -1] - starts == length - 1).all()):
+        step, across = keys.stride()
+        return keys[int(starts[0]) :].as_strided((len(rows), keys.shape[1], length), (gap * step, across, step))
+    return keys.index_select(0, rows.flatten().to(keys.device)).unflatten(0, rows.shape).mT
 
 
 def _blocks(begin: int, end: int) -> Iterator[slice]:

@@ -1,7 +1,7 @@
 """Normal patches remembered: a patch scores its distance to the nearest ones (Bank) or to their mean (Prototype)."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import ClassVar
 
@@ -17,6 +17,7 @@ from firm.scoring.place_statistics import statistics
 
 QUERIES = 16384  # patches searched for in one pass over the bank
 LIGHTEST = 0.01  # weight of a place in the choice of what is kept: new images may count where good ones do not
+PACKED = 2**25  # numbers in a bank up to which its keys are held twice: 128 MB
 SAMPLE = 32  # images by which the coresets of places are given their sizes
 IMAGES = 16  # whose patches are added to a prototype at once
 ISOLATED = 5.0  # deviations from which a good patch that no other part supports is left out: it may be a defect
@@ -100,16 +101,27 @@ class Bank(PatchReference):
         return search_plan(self.cell.cpu(), self.shape, self.memory.neighbourhood, self.memory.k)
 
     @cached_property
+    def packed(self) -> list[Float[Tensor, "_ e _"]] | None:
+        """The keys once more, as the plan wants them; not of large banks."""
+        plan = self.search_plan
+        return plan.packed(self.vectors) if plan is not None and self.vectors.numel() <= PACKED else None
+
+    @cached_property
     def radii(self) -> Int[Tensor, " cells"]:
         """How many cells around itself each cell is compared with."""
         return search_radii(self.cell.cpu(), self.shape, self.memory.neighbourhood, self.memory.k).flatten()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Bank":
+        """Moved, it packs its keys again where they are."""
+        vars(self).pop("packed", None)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def distances(self, features: PatchFeatures, needed: Visible | None = None) -> Cells:
         """Equation 6, negated, for every patch: the mean distance to its k nearest normal patches.
 
         A cell with fewer than k patches in its neighbourhood searches as little further as it takes to have them.
         """
-        return self._search(features, self.search_plan, needed=needed)
+        return self._search(features, self.search_plan, needed=needed, packed=self.packed)
 
     def leave_one_out(
         self, features: PatchFeatures, parts: Parts | None = None, which: Int[Tensor, " s"] | None = None
@@ -166,7 +178,12 @@ class Bank(PatchReference):
         return products.masked_fill(torch.maximum(down, across) > radius[:, None], -math.inf)
 
     def _search(
-        self, features: PatchFeatures, plan: SearchPlan | None, owners: Owners = None, needed: Visible | None = None
+        self,
+        features: PatchFeatures,
+        plan: SearchPlan | None,
+        owners: Owners = None,
+        needed: Visible | None = None,
+        packed: list[Float[Tensor, "_ e _"]] | None = None,
     ) -> Cells:
         """A few images at a time; with owners (of images, of keys) an image is compared only with keys of others."""
         memory, n = self.memory, len(features)
@@ -179,7 +196,7 @@ class Bank(PatchReference):
             owned = None if owners is None else (owners[0][part], owners[1])
             some = None if needed is None else needed[part].flatten(1).any(0).cpu()
             asked = queries.unflatten(0, by_cell.shape[:2])
-            largest = largest_products(self.vectors, plan, asked, memory.k, owned, some)
+            largest = largest_products(self.vectors, plan, asked, memory.k, owned, some, packed)
             distances = memory.distances(queries, largest.flatten(0, 1)).mean(1)
             result[part] = distances.view(by_cell.shape[:2]).T.unflatten(1, self.shape)
         return result
@@ -326,7 +343,7 @@ def _checked_visible(features: PatchFeatures, memory: Memory, visible: Visible |
 
 def _plan_again(bank: nn.Module, _: object) -> None:
     """Another state has patches at other places."""
-    for name in ("search_plan", "radii"):
+    for name in ("search_plan", "packed", "radii"):
         vars(bank).pop(name, None)
 
 

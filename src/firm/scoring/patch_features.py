@@ -26,7 +26,7 @@ CHUNK = 16  # images whose features are computed together
 TILES = 512  # patches passed to the encoder together
 MOST_PIXELS = 256  # numbers per patch; larger patches are averaged down to it
 TILED = 2**21  # pixels of an image above which the backbone sees it in tiles
-TILE = 1024  # px of their sides: a multiple of every stride
+TILE = 1024  # px of their sides, up to an eighth more: each reads far beyond its own, so few are made
 FIELDS = {1: 4, 2: 2, 3: 2, 4: 1}  # stage -> fields along each side of a tile over which it is averaged
 
 Features = dict[str, Float[Tensor, "n r c _"]]  # kind of feature -> features of every patch
@@ -198,9 +198,10 @@ def _cells_of(
 
 def _tiles(length: int, first: int, cells: int, around: int, stride: int) -> list[tuple[slice, slice, slice]]:
     """Along a padded side: what a tile reads, the cells it gives in its own numbers, and in those of the grid."""
-    tiles = []
-    for begin in range(0, length, TILE):
-        end, low = min(length, begin + TILE), max(0, begin - around)
+    count, tiles = -(-length // (TILE + TILE // 8)), []
+    side = COARSEST * -(-length // (count * COARSEST))  # a multiple of every stride
+    for begin in range(0, length, side):
+        end, low = min(length, begin + side), max(0, begin - around)
         given = slice(max(begin // stride, first), min(end // stride, first + cells))
         if given.start < given.stop:
             own = slice(given.start - low // stride, given.stop - low // stride)
