@@ -504,5 +504,20 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(MachineError, match=rf"good-{KEY}\.f16: "):
         run(tmp_path / "file" / "folder")
     data(tmp_path).mkdir()
-    with pytest.raises(MachineError, match=rf"good-{KEY}\.f16: Is a directory"):
+    with pytest.raises(MachineError, match=rf"good-{KEY}\.f16: is not a file"):
+        run(tmp_path)
+
+
+def test_a_card_nested_deeply_or_a_pipe_is_computed_again(tmp_path, whole):
+    run(tmp_path)
+    card(tmp_path).write_text("[" * 100_000)
+    assert torch.equal(run(tmp_path), VALUES.half())
+    card(tmp_path).unlink()
+    os.mkfifo(card(tmp_path))
+    assert torch.equal(run(tmp_path), VALUES.half())
+
+
+def test_a_pipe_in_the_place_of_the_features_is_named(tmp_path):
+    os.mkfifo(data(tmp_path))
+    with pytest.raises(MachineError, match=data(tmp_path).name):
         run(tmp_path)

@@ -19,7 +19,7 @@ from jaxtyping import Float, Float16
 from torch import Tensor
 
 from firm.errors import MachineError, ModelFileError, SettingError, named
-from firm.runtime.files import write_atomically, writing
+from firm.runtime.files import read_file, write_atomically, writing
 
 Rows = Callable[[int, int], Float[Tensor, "n ..."]]  # computes rows begin..end
 Shape = tuple[int, ...]
@@ -102,11 +102,11 @@ class _Cache:
     def progress(self) -> tuple[Shape, int]:
         """The shape of a row and the number of rows on disk."""
         try:
-            card = json.loads(self.card.read_bytes())
+            card = json.loads(read_file(self.card))
             row, done = tuple(int(side) for side in card["row"]), int(card["done"])
             known = (card["schema"], card["rows"], card["chunk"]) == (SCHEMA, self.rows, self.chunk)
             size, expected = self.data.stat().st_size, _bytes(done, row)
-        except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return (), 0  # never written, or damaged
         whole = done == self.rows and size == expected
         begun = 0 < done < self.rows and done % self.chunk == 0 and size >= expected
@@ -114,6 +114,8 @@ class _Cache:
 
     def prepare(self, row: Shape, done: int) -> None:
         """Truncate to the finished rows, and check the free disk space."""
+        if self.data.exists() and not self.data.is_file():
+            raise MachineError(f"{named(self.data)} is not a file; remove it")
         with writing(self.data, KEPT):
             self.folder.mkdir(parents=True, exist_ok=True)
             if self.data.exists() and self.data.stat().st_size > _bytes(done, row):
