@@ -504,7 +504,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(MachineError, match=rf"good-{KEY}\.f16: "):
         run(tmp_path / "file" / "folder")
     data(tmp_path).mkdir()
-    with pytest.raises(MachineError, match=rf"good-{KEY}\.f16: is not a file"):
+    with pytest.raises(MachineError, match=rf"good-{KEY}\.f16 is not a file"):
         run(tmp_path)
 
 
