@@ -89,7 +89,8 @@ def test_the_numbers_of_whole_images_are_those_of_the_results() -> None:
         "SupCon": "supcon",
         "NT-Xent": "ntxent",
         "frozen features": "frozen",
-        "plain": "pixels",
+        "plain pixels, cosine": "pixels, cosine",
+        "plain pixels, L2": "pixels, L2",
     }
     for begin, row in names.items():
         stated = re.search(rf"^\| {re.escape(begin)}[^|]*\| \**([\d.]+)\** \|$", README, re.MULTILINE)
